@@ -25,5 +25,7 @@ func main() {
 		Getenv:      os.Getenv,
 		DefaultDir:  rundir.Default(os.Geteuid(), os.Getenv),
 		Node:        node.Run,
+		Join:        node.Join,
+		Leave:       node.Leave,
 	}))
 }

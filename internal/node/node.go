@@ -32,6 +32,7 @@ import (
 	"weft/internal/node/intent"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
+	"weft/internal/node/membership"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -63,6 +64,7 @@ type Node struct {
 	cards    *vmcard.Cards
 
 	mgmt     *mgmt.Network
+	member   *membership.Membership
 	intent   *intent.Store
 	stop     context.CancelCauseFunc
 	captures *control.Captures
@@ -126,6 +128,9 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 		return err
 	}
 	if err := n.mgmt.Start(ctx); err != nil {
+		return err
+	}
+	if err := n.member.Start(ctx); err != nil {
 		return err
 	}
 	n.restore(ctx)
@@ -265,6 +270,7 @@ var errEnd = errors.New("the node was asked to end")
 
 // close ends the manager, the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
+	n.member.Close()
 	n.mgmt.Close()
 	n.cm.Close()
 	if n.sub != nil {

@@ -18,6 +18,7 @@ import (
 	"weft/internal/node/intent"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
+	"weft/internal/node/membership"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -48,6 +49,7 @@ type reporter struct {
 	faults      *control.Faults
 	connections *conn.Service
 	network     *mgmt.Network
+	member      *membership.Membership
 	cards       *vmcard.Cards
 	subnet      *subnet.Subnet // nil: the node is in no subnet
 	ip          *ipif.Host     // nil: the same

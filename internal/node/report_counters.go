@@ -73,6 +73,7 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 		}
 	}
 	r.network.Counters(add)
+	r.member.Counters(add)
 	more, err := r.ip.Counters(ctx, "")
 	if err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ func (r *reporter) degraded(ctx context.Context, s *api.Status) (list []api.Degr
 		sure(r.intent.Degraded),
 		sure(r.portsDegraded),
 		sure(r.groups.degraded),
+		sure(r.member.Degraded),
 		sure(r.addressesDegraded),
 		sure(func() []api.Degraded { return r.ip.Degraded(s.IPLinks) }),
 		sure(func() []api.Degraded { return r.vesw.Degraded(s.VESWInterfaces) }),

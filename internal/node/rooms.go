@@ -49,6 +49,11 @@ func (n *Node) openRooms() error {
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host,
 		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
+	n.member = newMembership(n)
+	if err := n.member.Open(); err != nil {
+		n.closeTrunks()
+		return err
+	}
 	n.intent = intent.New(intent.Config{Settings: n.cfg, Log: n.log, Identity: n.identity, Open: n.mgmt.Store})
 	if err := n.openLanes(); err != nil {
 		n.closeTrunks()
@@ -215,8 +220,8 @@ func (n *Node) openFunctions() {
 func (n *Node) openReports() {
 	n.reports = &reporter{settings: n.cfg, identity: n.identity, started: n.started, ready: n.ready.Load, wall: n.wall,
 		host: n.table.Load, functions: n.all, table: n.funcs, lanes: n.lanes, sessions: n.sessions, groups: n.groups,
-		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, subnet: n.sub,
-		ip: n.ip, vesw: n.vesw, cards: n.cards}
+		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, member: n.member,
+		subnet: n.sub, ip: n.ip, vesw: n.vesw, cards: n.cards}
 }
 
 // restore finds out where the intent is kept, and restores it.
@@ -259,6 +264,7 @@ func (n *Node) operations() *http.ServeMux {
 	n.faults.Register(mux)
 	(&control.Inspector{Sessions: n.sessions, All: n.all, Identifiers: n.cm.Identifiers}).Register(mux)
 	n.mgmt.Register(mux)
+	n.member.Register(mux)
 	n.cards.Operations(mux)
 	if n.sub == nil {
 		n.refuseInterfaces(mux)

@@ -171,6 +171,7 @@ var rooms = map[string][]string{
 	"session":    {"lane"},
 	"subnet":     {"loop", "lane", "session"},
 	"supervisor": {"loop"},
+	"membership": {},
 	"mgmt":       {"describe", "loop", "subnet"},
 	"conn":       {"loop", "lane", "session", "subnet"},
 	"intent":     {"mgmt", "subnet"},

@@ -290,6 +290,7 @@ const (
 	ScopeVM      = "vm"    // by virtual machine
 	ScopeVESW    = "vesw"  // by interface, and by device
 	ScopeCM      = "cm"    // the communication manager
+	ScopeJoin    = "join"  // the join protocol
 )
 
 // Counter is one named count since its scope's start.

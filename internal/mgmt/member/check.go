@@ -91,7 +91,8 @@ type checker struct {
 	pub   *ecdsa.PublicKey
 	key   Key
 	role  Role
-	known *Record // the host is this member already
+	known *Record  // the host is this member already
+	at    []string // addresses that no other member has
 	warn  []string
 }
 
@@ -329,12 +330,31 @@ func (c *checker) addresses() *problem.Error {
 		if err := CheckAddress(a); err != nil {
 			return refuse(err.Error(), fix)
 		}
-		for i := range c.s.Roster.Members {
-			m := &c.s.Roster.Members[i]
-			if m.GUID != c.r.GUID && slices.Contains(m.Addresses, a) {
-				return refuse(fmt.Sprintf("%s is the address of the member %s", a, m.Name), fix+
-					", or weft member remove "+m.Name+" where that host is gone")
-			}
+		// Every host of a kind may have one such as that of a bridge for containers: it leads to no other host.
+		m := c.memberAt(a)
+		if m == nil {
+			c.at = append(c.at, a)
+			continue
+		}
+		if len(list) == 1 {
+			return refuse(fmt.Sprintf("%s is the address of the member %s", a, m.Name), fix+
+				", or weft member remove "+m.Name+" where that host is gone")
+		}
+		c.warn = append(c.warn, fmt.Sprintf("%s is an address of the member %s as well: members do not use it. fix: %s",
+			a, m.Name, fix))
+	}
+	if len(c.at) == 0 && len(list) > 0 {
+		return refuse("each address of this host is another member's too", fix)
+	}
+	return nil
+}
+
+// memberAt is another member with an address, nil where none has it.
+func (c *checker) memberAt(address string) *Record {
+	for i := range c.s.Roster.Members {
+		m := &c.s.Roster.Members[i]
+		if m.GUID != c.r.GUID && slices.Contains(m.Addresses, address) {
+			return m
 		}
 	}
 	return nil
@@ -361,7 +381,7 @@ func (c *checker) grant() *Grant {
 		Repeat:   c.known != nil,
 		Warnings: c.warn,
 		Record: Record{GUID: r.GUID, Name: r.Name, Key: c.key, Roles: c.role, State: Joining,
-			Addresses: slices.Clone(r.Addresses), Joined: c.now, By: "token " + t.ID + " of " + t.By},
+			Addresses: c.at, Joined: c.now, By: "token " + t.ID + " of " + t.By},
 	}
 	if m := c.known; m != nil {
 		g.Record.State, g.Record.Joined, g.Record.By, g.Record.Epochs = m.State, m.Joined, m.By, m.Epochs

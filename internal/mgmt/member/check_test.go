@@ -197,6 +197,9 @@ var refusals = []struct {
 	{"address of a member", func(_ *bench, r *Request, _ *Situation) { r.Addresses = []string{"a2.example:4792"} },
 		"a2.example:4792 is the address of the member a2. fix: weft join --address HOST:PORT, or weft member " +
 			"remove a2 where that host is gone"},
+	{"addresses of members", func(_ *bench, r *Request, _ *Situation) {
+		r.Addresses = []string{"a1.example:4792", "a2.example:4792"}
+	}, "each address of this host is another member's too. fix: weft join --address HOST:PORT"},
 	{"full fabric", func(_ *bench, r *Request, s *Situation) { s.Members = 2 },
 		"the fabric has 2 members, and takes no more. fix: weft member remove NAME"},
 }
@@ -251,6 +254,10 @@ func TestGrant(t *testing.T) {
 		"mtu 9000, on both"}
 	if diff := cmp.Diff(want, g.Warnings); diff != "" {
 		t.Error(diff)
+	}
+	r.Addresses = append(r.Addresses, "a1.example:4792") // as of a bridge that each host has
+	if g, p = Check(r, s, start); p != nil || len(g.Record.Addresses) != 2 || len(g.Warnings) != 2 {
+		t.Errorf("%+v, %v", g, p)
 	}
 	leaf := Leaf
 	r.Roles = &leaf

@@ -65,8 +65,12 @@ func PlanRemoval(f Fabric, r *Roster, name string, next *Authority, now time.Tim
 		return nil, problem.New(what, "there is none of that name", "weft member list")
 	}
 	if m.State != Drained && !force {
+		first := fmt.Sprintf("weft member drain %s first", m.Name)
+		if m.State == Draining {
+			first = fmt.Sprintf("weft member drain %s names them: wait for their end", m.Name)
+		}
 		return nil, problem.New(what, "it is "+m.State.String()+", and programs may use it",
-			fmt.Sprintf("weft member drain %s first, or weft member remove --force %s", m.Name, m.Name))
+			first+", or weft member remove --force "+m.Name)
 	}
 	p := &Removal{Replace: ReplaceSessions | ReplaceTokens | ReplaceMKey}
 	others, administrators := 0, 0

@@ -268,3 +268,28 @@ func (n *Network) editable(ctx context.Context, command string) error {
 	}
 	return err
 }
+
+// ReplaceMKey replaces the M_Key of the subnet, since a host that had it is no member any more. Where there is none,
+// nothing is to be replaced.
+func (n *Network) ReplaceMKey(ctx context.Context) error {
+	switch {
+	case n.cfg.Settings.MKeyFile != "":
+		return describe.Invalid("write another to that file on each manager and start them anew",
+			"the M_Key is that of --m-key-file, %s", n.cfg.Settings.MKeyFile)
+	case n.store == nil:
+		return errNoStore
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	if _, err := n.store.Get(ctx, manager.KeyMKey); isNotFound(err) {
+		return nil
+	}
+	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) {
+		if !k.Off {
+			k.Set(manager.RandomMKey())
+		}
+	}); err != nil {
+		return storeError(err)
+	}
+	return nil
+}

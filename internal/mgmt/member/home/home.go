@@ -127,6 +127,12 @@ func (d Dir) Join(g ib.GUID) (*member.Identity, error) {
 	return id, d.write(pending, text)
 }
 
+// Pending reports whether keys of an attempt that did not end are there.
+func (d Dir) Pending() bool {
+	_, err := os.Lstat(filepath.Join(d.path, pending))
+	return err == nil
+}
+
 // Abandon ends a join that was refused: nothing is left.
 func (d Dir) Abandon() error {
 	err := errors.Join(d.remove(pending), d.remove(reserve))

@@ -68,6 +68,9 @@ func (c *Client) Join(ctx context.Context, address string, token member.Secret, 
 	return nil, last
 }
 
+// Lost reports whether an error of Join leaves open what the member did: its answer did not arrive.
+func Lost(p *problem.Error) bool { return errors.Is(p, errReach) }
+
 // errReach is in the tree of an error of the network.
 var errReach = errors.New("no answer")
 

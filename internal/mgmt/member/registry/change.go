@@ -212,6 +212,17 @@ func (r *Registry) Report(ctx context.Context, p member.Report) error {
 	return nil
 }
 
+// Reported returns the report of this member as the store has it; the zero Report where there is none.
+func (r *Registry) Reported(ctx context.Context) (member.Report, error) {
+	e, err := r.cfg.Store.Get(ctx, reportKey(r.cfg.GUID))
+	if errors.Is(err, store.ErrNotFound) {
+		return member.Report{}, nil
+	} else if err != nil {
+		return member.Report{}, err
+	}
+	return member.Decode[member.Report](e.Value)
+}
+
 // Remove removes a member: it is out with this transaction. It returns what was replaced; the M_Key follows, and
 // Advance repeats that until it is done.
 func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (member.Replaced, error) {

@@ -117,7 +117,21 @@ func (r *Registry) load(ctx context.Context) (*view, error) {
 			m.Addresses = p.Addresses
 		}
 	}
+	dropAmbiguous(v.roster.Members)
 	return v, v.roster.Check()
+}
+
+// dropAmbiguous takes out the addresses that several members report, such as that of a bridge which each host has.
+func dropAmbiguous(all []member.Record) {
+	n := map[string]int{}
+	for i := range all {
+		for _, a := range all[i].Addresses {
+			n[a]++
+		}
+	}
+	for i := range all {
+		all[i].Addresses = slices.DeleteFunc(slices.Clone(all[i].Addresses), func(a string) bool { return n[a] > 1 })
+	}
 }
 
 // decodeAll decodes a listing. An unreadable record is left out and reported: its member is not admitted.
@@ -170,7 +184,7 @@ func (r *Registry) Roster(ctx context.Context) (*member.Roster, error) {
 }
 
 // Follow calls f with the roster, now and after each change, until ctx or the store ends. An unreadable state is given
-// to bad, and the last roster stays in force.
+// to bad, and the last roster stays in force; so is ErrNoFabric, of a store without one.
 func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(error)) error {
 	changes, err := r.cfg.Store.Watch(ctx, "fabric")
 	if err != nil {
@@ -180,7 +194,6 @@ func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(
 		roster, err := r.Roster(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case errors.Is(err, ErrNoFabric):
 		case err != nil:
 			bad(err)
 		default:

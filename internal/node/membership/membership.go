@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package membership is a node's part in a fabric: its certificate, the roster by which it decides about others, the
+// listener of the join protocol, and the operations of the control interface on members and tokens.
+//
+// What comes in: the folder member of the node's directory, the store, requests of hosts and of people; what goes out:
+// certificates, rosters, records in the store. The node starts it after the store and closes it before. Trunks and the
+// store take Certificate and Roster from here; nothing here touches a packet.
+package membership
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/host/hostnet"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/home"
+	"weft/internal/mgmt/member/join"
+	"weft/internal/mgmt/member/registry"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/counters"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
+)
+
+// Config is what the membership needs from its node.
+type Config struct {
+	Dir     string // of the node
+	GUID    ib.GUID
+	Host    string // the host's name
+	Port    int    // TCP port of the join protocol
+	Program string // version of weft
+	Log     *slog.Logger
+	Now     func() time.Time // wall clock
+	// Durable reports whether the store outlives the node.
+	Durable bool
+	// Store is the store of the fabric, nil where there is none yet; missing is why.
+	Store func() (s store.Store, missing error)
+	// Users lists what uses the node.
+	Users func() ([]member.User, error)
+	// Rekey replaces the subnet's M_Key.
+	Rekey func(context.Context) error
+}
+
+// Times of the work below.
+const (
+	workEvery = 2 * time.Second
+	workTime  = 10 * time.Second // of one round
+	// reportEvery is how often a report is written that has not changed.
+	reportEvery = 5 * time.Minute
+)
+
+// Membership is a node's part in a fabric. Its methods may be called on any goroutine but lanes and the management
+// goroutine.
+type Membership struct {
+	cfg         Config
+	dir         home.Dir
+	incarnation uint64
+
+	cert   atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
+	roster atomic.Pointer[member.Roster]
+	poke   chan struct{} // the work has something to do now
+	ctx    context.Context
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+
+	founding sync.Mutex // held while a fabric is made; taken before mu
+
+	mu       sync.Mutex // guards what follows; it is held for no call of the store or the network
+	kept     *home.Membership
+	id       *member.Identity
+	registry *registry.Registry
+	server   *join.Server
+	faults   map[string]*problem.Error // what is wrong, by name
+}
+
+// New returns a membership that is not started.
+func New(c Config) *Membership {
+	return &Membership{cfg: c, dir: home.Open(c.Dir), incarnation: rand.Uint64(), poke: make(chan struct{}, 1),
+		faults: map[string]*problem.Error{}}
+}
+
+// Open reads what the node keeps of its membership. What others may have read, or what is damaged, is an error: a member
+// without its identity would be a stranger to its fabric.
+func (m *Membership) Open() error {
+	kept, err := m.dir.Load()
+	if errors.Is(err, home.ErrNone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if kept.GUID != m.cfg.GUID {
+		return problem.New("cannot use the identity of the node", fmt.Sprintf("its certificate is of %v, the node is %v: "+
+			"the directory was copied in part", kept.GUID, m.cfg.GUID), "weft leave; weft join again")
+	}
+	roster, err := m.dir.Roster()
+	if err != nil {
+		m.cfg.Log.Warn("no roster on disk", "err", err)
+		roster = &member.Roster{Fabric: kept.Fabric, CAs: kept.CAs, Skew: int64(member.MaxSkew)}
+	}
+	return m.adopt(kept, roster)
+}
+
+// adopt makes kept the node's membership.
+func (m *Membership) adopt(kept *home.Membership, roster *member.Roster) error {
+	id, err := kept.Identity()
+	if err != nil {
+		return err
+	}
+	x, err := x509.ParseCertificate(kept.Certificate)
+	if err != nil {
+		return err
+	}
+	c := &tls.Certificate{Certificate: [][]byte{kept.Certificate}, PrivateKey: id.Sign, Leaf: x}
+	for _, ca := range roster.CAs {
+		if y, err := x509.ParseCertificate(ca.Certificate); err == nil && x.CheckSignatureFrom(y) == nil {
+			c.Certificate = append(c.Certificate, ca.Certificate)
+		}
+	}
+	m.mu.Lock()
+	m.kept, m.id = kept, id
+	m.mu.Unlock()
+	m.roster.Store(roster)
+	m.cert.Store(c)
+	return nil
+}
+
+// Certificate returns the node's certificate, with that of its CA behind it; an error where it is in no fabric.
+func (m *Membership) Certificate() (*tls.Certificate, error) {
+	if c := m.cert.Load(); c != nil {
+		return c, nil
+	}
+	return nil, home.ErrNone
+}
+
+// Roster returns who is in the fabric, nil where the node is in none. It is immutable.
+func (m *Membership) Roster() *member.Roster { return m.roster.Load() }
+
+// Name is the node's name in the fabric, empty where it is in none.
+func (m *Membership) Name() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.kept == nil {
+		return ""
+	}
+	return m.kept.Name
+}
+
+// Start starts what a member does: answer hosts, renew its certificate, report, follow the roster. A node in no fabric
+// does nothing until it makes one.
+func (m *Membership) Start(ctx context.Context) error {
+	m.ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if m.cert.Load() == nil {
+		return nil
+	}
+	return m.live()
+}
+
+// live starts the goroutines of a member.
+func (m *Membership) live() error {
+	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(m.cfg.Port)))
+	if err != nil {
+		return &problem.Error{What: "cannot answer hosts that join", Why: err.Error(), Err: err,
+			Fix: "weft up --trunk-port, with a TCP port that is free as well"}
+	}
+	server := join.NewServer(join.ServerConfig{Backend: backend{m}, Certificate: m.Certificate, Elsewhere: m.elsewhere,
+		MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log})
+	m.mu.Lock()
+	m.server = server
+	m.mu.Unlock()
+	m.work.Go(func() {
+		if err := server.Serve(l); err != nil {
+			m.fault("join_server", problem.Of("the listener of the join protocol has ended", err))
+		}
+	})
+	m.work.Go(m.follow)
+	m.work.Go(m.run)
+	return nil
+}
+
+// Close ends all of it.
+func (m *Membership) Close() {
+	if m.stop == nil {
+		return
+	}
+	m.stop()
+	m.mu.Lock()
+	server := m.server
+	m.mu.Unlock()
+	if server != nil {
+		server.Close()
+	}
+	m.work.Wait()
+}
+
+// open returns the registry of the fabric's store.
+func (m *Membership) open() (*registry.Registry, error) {
+	s, err := m.cfg.Store()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.id == nil:
+		return nil, registry.ErrNoFabric
+	case s == nil && err == nil:
+		err = problem.New("cannot reach the fabric's store", "this node has none", "weft up --store")
+		fallthrough
+	case s == nil:
+		return nil, err
+	}
+	if m.registry == nil {
+		m.registry = registry.New(registry.Config{Store: s, Now: m.cfg.Now, GUID: m.cfg.GUID, Identity: m.id,
+			Rekey: m.cfg.Rekey})
+	}
+	return m.registry, nil
+}
+
+// backend answers hosts by the registry.
+type backend struct{ m *Membership }
+
+// TokenHash implements join.Backend.
+func (b backend) TokenHash(ctx context.Context, id string) (k member.Key, err error) {
+	r, err := b.m.open()
+	if err != nil {
+		return k, err
+	}
+	return r.TokenHash(ctx, id)
+}
+
+// Join implements join.Backend.
+func (b backend) Join(ctx context.Context, q *member.Request, mtu int, host string) (*registry.Answer, error) {
+	r, err := b.m.open()
+	if err != nil {
+		return nil, err
+	}
+	return r.Join(ctx, q, mtu, host)
+}
+
+// Renew implements join.Backend.
+func (b backend) Renew(ctx context.Context, c *x509.Certificate) (*registry.Answer, error) {
+	r, err := b.m.open()
+	if err != nil {
+		return nil, err
+	}
+	return r.Renew(ctx, c)
+}
+
+// elsewhere lists the addresses of voters, nil where this node is one.
+func (m *Membership) elsewhere() (list []string) {
+	r := m.roster.Load()
+	for i := range r.Members {
+		x := &r.Members[i]
+		if x.GUID == m.cfg.GUID && x.Roles.Has(member.Voter) {
+			return nil
+		}
+		if x.Roles.Has(member.Voter) {
+			list = append(list, x.Addresses...)
+		}
+	}
+	return list
+}
+
+// fault notes what is wrong, or with nil that it is not any more.
+func (m *Membership) fault(name string, p *problem.Error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old := m.faults[name]; p != nil && (old == nil || old.Error() != p.Error()) {
+		m.cfg.Log.Warn(name, "err", p)
+	}
+	if p == nil {
+		delete(m.faults, name)
+	} else {
+		m.faults[name] = p
+	}
+}
+
+// follow keeps the roster as the store has it, in memory and on disk.
+func (m *Membership) follow() {
+	for m.ctx.Err() == nil {
+		r, err := m.open()
+		if err == nil {
+			err = r.Follow(m.ctx, m.accept, m.storeFault)
+		}
+		if m.ctx.Err() != nil {
+			return
+		}
+		m.storeFault(err)
+		select {
+		case <-m.ctx.Done():
+		case <-time.After(workEvery):
+		}
+	}
+}
+
+// storeFault notes why the members cannot be read.
+func (m *Membership) storeFault(err error) {
+	m.fault("member_store", problem.Of("cannot read the members", m.noFabric(err)))
+}
+
+// noFabric replaces the error of a store without a fabric where the node is a member of one.
+func (m *Membership) noFabric(err error) error {
+	if r := m.roster.Load(); r != nil && errors.Is(err, registry.ErrNoFabric) {
+		return problem.New("cannot reach the members", "the store of this node is not that of fabric "+r.Fabric,
+			"weft up --store, with that of the fabric")
+	}
+	return err
+}
+
+// accept makes a roster of the store the node's. One without this node is its removal.
+func (m *Membership) accept(r *member.Roster) {
+	old := m.roster.Load()
+	if r.Fabric != old.Fabric {
+		m.fault("member_store", problem.New("cannot use the store", fmt.Sprintf("it is of fabric %s, this node is in fabric %s",
+			r.Fabric, old.Fabric), "weft up --store, with that of the fabric"))
+		return
+	}
+	m.fault("member_store", nil)
+	m.roster.Store(r)
+	if err := m.dir.SaveRoster(r); err != nil {
+		m.fault("member_disk", problem.Of("cannot keep the roster", err))
+	} else {
+		m.fault("member_disk", nil)
+	}
+	_, _, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now())
+	if p != nil {
+		p = problem.New("this node is no member any more", p.Why, "weft down; weft leave; weft join, with a new token")
+	}
+	m.fault("member_out", p)
+	m.wake()
+}
+
+func (m *Membership) wake() {
+	select {
+	case m.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run does what is due now and then.
+func (m *Membership) run() {
+	w := worker{m: m, spread: rand.Float64()}
+	tick := time.NewTicker(workEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-tick.C:
+		case <-m.poke:
+		}
+		ctx, stop := context.WithTimeout(m.ctx, workTime)
+		w.round(ctx)
+		stop()
+	}
+}
+
+// Degraded lists what is wrong with the membership.
+func (m *Membership) Degraded() (list []api.Degraded) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, p := range m.faults {
+		list = append(list, api.Degraded{What: name, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix})
+	}
+	slices.SortFunc(list, func(a, b api.Degraded) int { return cmpString(a.What, b.What) })
+	return list
+}
+
+func cmpString(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// Counters adds the counters of the join protocol.
+func (m *Membership) Counters(add func(scope, instance, name string, v uint64)) {
+	m.mu.Lock()
+	s := m.server
+	m.mu.Unlock()
+	if s != nil {
+		counters.Each("", &s.Count, func(name string, v uint64) { add(api.ScopeJoin, "", name, v) })
+	}
+}
+
+// Register registers the operations of the control interface.
+func (m *Membership) Register(mux *http.ServeMux) {
+	api.Handle(mux, api.ListMembers, api.NoInput(m.members))
+	api.Handle(mux, api.RenameMember, api.NoOutput(m.rename))
+	api.Handle(mux, api.DrainMember, api.ByName(m.drain))
+	api.Handle(mux, api.RemoveMember, m.remove)
+	api.Handle(mux, api.ListTokens, api.NoInput(m.tokens))
+	api.Handle(mux, api.CreateToken, m.createToken)
+	api.Handle(mux, api.DeleteToken, api.NoOutput(m.deleteToken))
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package membership
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/ib"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func guid(n int) ib.GUID { return ib.GUID(0x0200000000000000 | uint64(n)<<16) }
+
+// clockwork is a wall clock that tests move.
+type clockwork struct {
+	mu   sync.Mutex
+	skip time.Duration
+}
+
+func (c *clockwork) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.skip)
+}
+
+func (c *clockwork) move(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.skip += d
+}
+
+// host is a node's membership over a client of a common store.
+type host struct {
+	*Membership
+	mu     sync.Mutex
+	users  []member.User
+	rekeys int
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func newHost(t *testing.T, dir string, n, port int, s store.Store, c *clockwork) *host {
+	t.Helper()
+	h := &host{}
+	h.Membership = New(Config{Dir: dir, GUID: guid(n), Host: "host" + string(rune('0'+n)), Port: port, Program: "test",
+		Log: slog.New(slog.DiscardHandler), Now: c.now, Durable: true,
+		Store: func() (store.Store, error) { return s, nil },
+		Users: func() ([]member.User, error) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.users, nil
+		},
+		Rekey: func(context.Context) error {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.rekeys++
+			return nil
+		}})
+	return h
+}
+
+func (h *host) start(t *testing.T) {
+	t.Helper()
+	if err := errors.Join(h.Open(), h.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+}
+
+// await waits until f is true.
+func await(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not in time: " + what)
+		}
+	}
+}
+
+// TestThreeHosts: the first makes a fabric by its first token, the others join with a line each; the first dies, and
+// tokens, renewal and removal go on.
+func TestThreeHosts(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	ports := []int{freePort(t), freePort(t), freePort(t), freePort(t)}
+	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()}
+	a := newHost(t, dirs[0], 1, ports[0], s.Open(), c)
+	a.start(t)
+	if all, err := a.members(t.Context()); err != nil || len(all) != 0 {
+		t.Fatalf("members of no fabric: %v, %v", all, err)
+	}
+	enter := func(by *host, n int) (*Joined, error) {
+		t.Helper()
+		line, err := by.createToken(t.Context(), api.NewToken{Uses: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		words := strings.Fields(line.Line)
+		if len(words) != 5 || words[0] != "weft" || words[1] != "join" || words[3] != "--token" {
+			t.Fatalf("%q", line.Line)
+		}
+		return Join(t.Context(), JoinSpec{Dir: dirs[n-1], GUID: guid(n), Host: "127.0.0.1:" + port(by.cfg.Port),
+			Port: ports[n-1], Token: words[4], Name: "host" + string(rune('0'+n)), Now: c.now})
+	}
+	j, err := enter(a, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Name != "host2" || j.Members != 2 || j.Roles != member.HostRoles {
+		t.Errorf("%+v", j)
+	}
+	b := newHost(t, dirs[1], 2, ports[1], s.Open(), c)
+	b.start(t)
+	if _, err := enter(a, 2); err == nil || !strings.Contains(err.Error(), "weft leave") {
+		t.Errorf("it joins twice: %v", err)
+	}
+	sealed := func(n int) bool {
+		_, err := s.Get(t.Context(), member.TreeSealed+"/1/"+member.GUIDKey(guid(n)))
+		return err == nil
+	}
+	await(t, "the CA's key at host2", func() bool { return sealed(2) })
+	a.Close() // the first host dies
+
+	if _, err := enter(b, 3); err != nil {
+		t.Fatal(err)
+	}
+	d := newHost(t, dirs[2], 3, ports[2], s.Open(), c)
+	d.start(t)
+	await(t, "the CA's key at host3", func() bool { return sealed(3) })
+	await(t, "three members in the roster of host2", func() bool { return len(b.Roster().Members) == 3 })
+
+	// Certificates are renewed by themselves at two thirds of their life.
+	before := b.cert.Load().Leaf.NotAfter
+	c.move(member.MemberLife/3*2 + time.Hour)
+	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
+
+	// A rename reaches the certificate.
+	if err := b.rename(t.Context(), api.Named[api.MemberName]{Name: "host3", Value: api.MemberName{Name: "rack2"}}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the new name", func() bool { return d.Name() == "rack2" && d.cert.Load().Leaf.Subject.CommonName == "rack2" })
+
+	// A drain names programs, and ends when they have.
+	d.mu.Lock()
+	d.users = []member.User{{Kind: "program", Name: "ib_write_bw", PID: 7}}
+	d.mu.Unlock()
+	drain := func() api.FabricMember {
+		t.Helper()
+		m, err := b.drain(t.Context(), "rack2", api.MemberDrain{Drain: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	await(t, "the program's name", func() bool { m := drain(); return len(m.Users) == 1 && m.State == "draining" })
+	if _, err := b.remove(t.Context(), api.MemberRemoval{Name: "rack2"}); err == nil ||
+		!strings.Contains(err.Error(), "weft member drain rack2 names them") {
+		t.Errorf("%v", err)
+	}
+	d.mu.Lock()
+	d.users = nil
+	d.mu.Unlock()
+	await(t, "the end of the drain", func() bool { return drain().State == "drained" })
+
+	// A removal is known to all at once, also to the removed member.
+	gone := d.cert.Load().Leaf
+	r, err := b.remove(t.Context(), api.MemberRemoval{Name: "rack2"})
+	if err != nil || len(r.Replaced) != 4 || b.rekeys != 1 {
+		t.Fatalf("%+v, %v, %d", r, err, b.rekeys)
+	}
+	await(t, "the removal", func() bool { _, v, _ := b.Roster().Admit(gone, c.now()); return v == member.RemovedKey })
+	await(t, "the notice at the removed member", func() bool {
+		for _, x := range d.Degraded() {
+			if x.What == "member_out" {
+				return true
+			}
+		}
+		return false
+	})
+	// The other goes on by the new CA.
+	await(t, "a certificate of the new CA", func() bool {
+		_, v, _ := b.Roster().Admit(b.cert.Load().Leaf, c.now())
+		return v == member.Admitted && signedBy(b.cert.Load().Leaf, b.Roster()) == 2
+	})
+	if _, err := enter(b, 4); err != nil {
+		t.Errorf("a host after that: %v", err)
+	}
+}
+
+func port(n int) string { return strconv.Itoa(n) }
+
+// TestRefusedJoinLeavesNothing: a refused host's directory is as before.
+func TestRefusedJoinLeavesNothing(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s, c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: 4792,
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: func() time.Time { return time.Now().Add(time.Hour) }}
+	if _, err := Join(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "1h0m0s ahead") {
+		t.Errorf("%v", err)
+	}
+	if h := newHost(t, spec.Dir, 2, freePort(t), s, c); h.Open() != nil || h.cert.Load() != nil || h.dir.Pending() {
+		t.Error("something is left")
+	}
+	for _, change := range []func(*JoinSpec){
+		func(s *JoinSpec) { s.Token = "x" }, func(s *JoinSpec) { s.Name = "A" }, func(s *JoinSpec) { s.Roles = "king" },
+		func(s *JoinSpec) { s.Addresses = []string{"1.2.3:4"} }, func(s *JoinSpec) { s.Host = "127.0.0.1:1" },
+	} {
+		x := spec
+		change(&x)
+		if _, err := Join(t.Context(), x); err == nil || !strings.Contains(err.Error(), ". fix: ") {
+			t.Errorf("%v", err)
+		}
+	}
+	spec.Now = time.Now
+	if _, err := Join(t.Context(), spec); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoAdministrator: a host without the role changes nothing.
+func TestNoAdministrator(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s, c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Roles: "member"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, at := t.TempDir(), freePort(t)
+	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, dir, 2, at, s.Open(), c)
+	b.start(t)
+	for _, f := range []func() error{
+		func() error { _, err := b.createToken(t.Context(), api.NewToken{}); return err },
+		func() error {
+			_, err := b.remove(t.Context(), api.MemberRemoval{Name: "host1", Force: true})
+			return err
+		},
+		func() error { _, err := b.drain(t.Context(), "host1", api.MemberDrain{Drain: true}); return err },
+		func() error { return b.rename(t.Context(), api.Named[api.MemberName]{Name: "host1"}) },
+		func() error { return b.deleteToken(t.Context(), "x") },
+	} {
+		var e *api.Error
+		if err := f(); !errors.As(err, &e) || e.Code != api.CodeRefused {
+			t.Errorf("%v", err)
+		}
+	}
+	if all, err := b.members(t.Context()); err != nil || len(all) != 2 {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// TestWithoutStore: with the store gone, a member decides by the roster on its disk, and reports it.
+func TestWithoutStore(t *testing.T) {
+	s := store.NewMemory()
+	c := &clockwork{}
+	dir, at := t.TempDir(), freePort(t)
+	a := newHost(t, dir, 1, at, s, c)
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
+		t.Fatal(err)
+	}
+	cert := a.cert.Load().Leaf
+	a.Close()
+	s.Close()
+	a = newHost(t, dir, 1, at, nil, c)
+	a.start(t)
+	if _, v, p := a.Roster().Admit(cert, c.now()); v != member.Admitted {
+		t.Errorf("%v, %v", v, p)
+	}
+	await(t, "the report", func() bool { return len(a.Degraded()) == 1 })
+	if d := a.Degraded()[0]; d.What != "member_store" || d.Fix == "" {
+		t.Errorf("%+v", d)
+	}
+	if all, err := a.members(t.Context()); err != nil || len(all) != 1 || !all[0].Self {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// TestCopiedIdentity: two nodes with one directory's copy are named at every voter.
+func TestCopiedIdentity(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	dir := t.TempDir()
+	a := newHost(t, dir, 1, freePort(t), s, c)
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
+		t.Fatal(err)
+	}
+	other := t.TempDir()
+	if err := os.CopyFS(other, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"member", "member/identity.json", "member/roster.json"} {
+		mode := os.FileMode(0o600)
+		if name == "member" {
+			mode = 0o700
+		}
+		if err := os.Chmod(filepath.Join(other, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := newHost(t, other, 1, freePort(t), s.Open(), c)
+	b.start(t)
+	for _, h := range []*host{a, b} {
+		await(t, "the copied identity", func() bool {
+			a.wake()
+			b.wake()
+			for _, d := range h.Degraded() {
+				if d.What == "identity_copied" {
+					return strings.Contains(d.Why, "is used twice") && strings.Contains(d.Why, strconv.Itoa(a.cfg.Port)) &&
+						strings.Contains(d.Why, strconv.Itoa(b.cfg.Port)) && d.Fix != ""
+				}
+			}
+			return false
+		})
+	}
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package membership
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"weft/internal/host/hostnet"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/join"
+	"weft/internal/mgmt/member/registry"
+	"weft/internal/proto/problem"
+)
+
+// worker does what is due: the renewal of the certificate, the report, and what voters do for all. It belongs to one
+// goroutine.
+type worker struct {
+	m        *Membership
+	spread   float64   // of the renewal, so that members do not renew together
+	failed   time.Time // the last renewal that failed
+	reported member.Report
+	at       time.Time // of reported
+	seen     member.Sightings
+}
+
+// round does all of it once.
+func (w *worker) round(ctx context.Context) {
+	w.renew(ctx)
+	r, err := w.m.open()
+	if err != nil {
+		return // follow reports it
+	}
+	w.report(ctx, r)
+	if !w.voter() {
+		return
+	}
+	for again := true; again && ctx.Err() == nil; {
+		if again, err = r.Advance(ctx); err != nil && ctx.Err() == nil {
+			w.m.fault("member_upkeep", problem.Of("cannot go on with changes of members", err))
+			return
+		}
+	}
+	all, problems, err := r.Members(ctx)
+	if err != nil {
+		return
+	}
+	var p *problem.Error
+	if len(problems) > 0 {
+		p = problems[0]
+	}
+	w.m.fault("member_upkeep", p)
+	p = nil
+	for i := range all {
+		if x := &all[i]; x.Report != nil {
+			p = cmp.Or(p, w.saw(x.Key, x.Name, x.Report))
+		}
+	}
+	w.seen.Keep(w.m.roster.Load())
+	w.m.fault("identity_copied", p)
+}
+
+// saw notes the incarnation of a member's report. Two nodes with one identity write by turns, since each repeats its
+// report when it finds another's in its place.
+func (w *worker) saw(k member.Key, name string, p *member.Report) *problem.Error {
+	address := "an unknown address"
+	if len(p.Addresses) > 0 {
+		address = p.Addresses[0]
+	}
+	return w.seen.Saw(k, name, p.Incarnation, address, w.m.cfg.Now())
+}
+
+func (w *worker) voter() bool {
+	r := w.m.roster.Load()
+	return slices.ContainsFunc(r.Members, func(x member.Record) bool {
+		return x.GUID == w.m.cfg.GUID && x.Roles.Has(member.Voter)
+	})
+}
+
+// stale reports whether the certificate lags behind the roster: another name or roles, or another CA signs.
+func stale(c *x509.Certificate, r *member.Roster) bool {
+	x, err := member.ClaimsOf(c)
+	if err != nil {
+		return true
+	}
+	for i := range r.Members {
+		if m := &r.Members[i]; m.GUID == x.GUID && (m.Name != x.Name || m.Roles != x.Roles) {
+			return true
+		}
+	}
+	return signedBy(c, r) != signing(r)
+}
+
+// signedBy is the epoch of the CA that signed a certificate, 0 where it is in no roster.
+func signedBy(c *x509.Certificate, r *member.Roster) uint32 {
+	for _, ca := range r.CAs {
+		if y, err := x509.ParseCertificate(ca.Certificate); err == nil && c.CheckSignatureFrom(y) == nil {
+			return ca.Epoch
+		}
+	}
+	return 0
+}
+
+func signing(r *member.Roster) uint32 {
+	for _, ca := range r.CAs {
+		if ca.State == member.CASigning {
+			return ca.Epoch
+		}
+	}
+	return 0
+}
+
+// renew renews the certificate when it is due: by this node's key of the CA, else by a voter.
+func (w *worker) renew(ctx context.Context) {
+	m := w.m
+	now, cert, roster := m.cfg.Now(), m.cert.Load(), m.roster.Load()
+	at := member.LifeOf(cert.Leaf).RenewAt(w.spread, w.failed, stale(cert.Leaf, roster))
+	if now.Before(at) {
+		return
+	}
+	a, err := w.fetch(ctx, roster)
+	if err == nil {
+		err = w.keep(a)
+	}
+	if err != nil {
+		w.failed = now
+		p := problem.Of("cannot renew the certificate", err)
+		p = problem.New("the certificate of this node ends "+member.LifeOf(cert.Leaf).End.UTC().Format("2006-01-02 15:04 UTC"),
+			problem.Text(p.What, p.Why, ""), p.Fix)
+		m.fault("certificate_renewal", p)
+		return
+	}
+	w.failed = time.Time{}
+	m.fault("certificate_renewal", nil)
+	m.cfg.Log.Info("certificate renewed", "ends", member.LifeOf(m.cert.Load().Leaf).End)
+}
+
+// fetch gets a new certificate.
+func (w *worker) fetch(ctx context.Context, roster *member.Roster) (*registry.Answer, error) {
+	m := w.m
+	r, err := m.open()
+	if err == nil {
+		a, e := r.Renew(ctx, m.cert.Load().Leaf)
+		if e == nil {
+			return a, nil
+		}
+		err = e
+	}
+	m.mu.Lock()
+	id := m.id
+	m.mu.Unlock()
+	c := join.Client{Now: m.cfg.Now}
+	for _, address := range m.elsewhere() {
+		a, p := c.Renew(ctx, address, *m.cert.Load(), roster, id)
+		if p == nil {
+			return a, nil
+		}
+		err = p
+	}
+	return nil, err
+}
+
+// keep makes a new certificate the node's, on disk first.
+func (w *worker) keep(a *registry.Answer) error {
+	m := w.m
+	c, err := x509.ParseCertificate(a.Certificate)
+	if err != nil {
+		return err
+	}
+	x, err := member.ClaimsOf(c)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	kept := *m.kept
+	m.mu.Unlock()
+	if x.GUID != kept.GUID || x.Fabric != kept.Fabric {
+		return errors.New("the certificate is another's")
+	}
+	kept.Name, kept.Certificate, kept.CAs = x.Name, a.Certificate, a.Roster.CAs
+	if err := m.dir.Save(&kept); err != nil {
+		return err
+	}
+	return m.adopt(&kept, &a.Roster)
+}
+
+// report writes what this node reports about itself, where it has changed.
+func (w *worker) report(ctx context.Context, r *registry.Registry) {
+	m := w.m
+	users, err := m.cfg.Users()
+	if err != nil {
+		return // the node ends, or a lane is stuck: status reports that
+	}
+	roster := m.roster.Load()
+	p := member.Report{GUID: m.cfg.GUID, Incarnation: m.incarnation, Program: m.cfg.Program,
+		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses), Users: users,
+		Signed: signedBy(m.cert.Load().Leaf, roster)}
+	if n := len(users); n > member.MaxUsers {
+		p.Users, p.More = users[:member.MaxUsers], n-member.MaxUsers
+	}
+	for _, ca := range roster.CAs {
+		p.CAs = append(p.CAs, ca.Epoch)
+	}
+	now := m.cfg.Now()
+	stored, err := r.Reported(ctx)
+	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
+	if foreign && !w.voter() { // a voter sees it with all others
+		m.mu.Lock()
+		id, name := m.id, m.kept.Name
+		m.mu.Unlock()
+		w.saw(id.Key(), name, &stored)
+		m.fault("identity_copied", w.saw(id.Key(), name, &p))
+	}
+	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
+		return
+	}
+	if err := r.Report(ctx, p); err != nil {
+		m.fault("member_report", problem.Of("cannot report to the fabric", err))
+		return
+	}
+	m.fault("member_report", nil)
+	w.reported, w.at = p, now
+}
