@@ -44,7 +44,7 @@ type FabricMember struct {
 	Self            bool      `json:"self"` // it is this node
 	Addresses       []string  `json:"addresses"`
 	Joined          time.Time `json:"joined"`
-	By              string    `json:"by"` // who let it in
+	By              string    `json:"by"` // its author: a token of a member
 	CertificateEnds time.Time `json:"certificate_ends"`
 	Program         string    `json:"program"` // its version of weft, empty before its first report
 	// Users keep a drain waiting; MoreUsers is how many there are beyond the list.
@@ -77,7 +77,7 @@ type MemberRemoval struct {
 	Force bool   `param:"force"`
 }
 
-// RemovedMember is a member that is out, and the kinds of secrets that were replaced since it knew them.
+// RemovedMember is a member that is out, and the kinds of secrets that were replaced since it had them.
 type RemovedMember struct {
 	Name     string   `json:"name"`
 	Replaced []string `json:"replaced"`

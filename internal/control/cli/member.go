@@ -133,7 +133,7 @@ func memberCommand(a *app) *cobra.Command {
 
 A drained member accepts no new program, guest or IP link; it is drained when
 those that it has have ended. A removed member is out at once, also if it comes
-back: every secret that it knew is replaced. Remove a drained member; --force
+back: every secret that it had is replaced. Remove a drained member; --force
 removes one that is in use, or that is gone.`,
 		Example: `  weft member
   weft member rename b1 rack2-b1
@@ -253,7 +253,7 @@ func memberRemove(a *app) *cobra.Command {
 	var force bool
 	cmd := a.show(&cobra.Command{
 		Use: "remove NAME", Aliases: []string{"delete", "del", "rm"},
-		Short: "remove a member: it is out at once, and what it knew is replaced",
+		Short: "remove a member: it is out at once, and the secrets that it had are replaced",
 		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.memberNames(),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		r, err := call(cmd.Context(), a, api.RemoveMember, api.MemberRemoval{Name: args[0], Force: force})

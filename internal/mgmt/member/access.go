@@ -35,11 +35,11 @@ type rule struct {
 	tree string
 	read Role // any of these reads; 0 with own false: every member
 	own  bool // the member writes its own key below the tree
-	// write lists who writes: any of these roles.
+	// write: any of these roles writes
 	write Role
 }
 
-// rules are in order: the first whose tree is or contains the key counts. What no rule names is refused. Voters hold
+// rules are in order: the first whose tree is or contains the key counts. A key without a rule is refused. Voters hold
 // the store, and so read all of it; what must not be read by them is sealed.
 var rules = []rule{
 	{tree: treeMKeys, read: Voter | Manager, write: Manager},

@@ -27,7 +27,7 @@ import (
 const backdate = 10 * time.Minute
 
 // Domain is the domain of members' names in certificates: the member b1 is b1.weft.internal. .internal is reserved for
-// private use, and no resolver is asked.
+// private use, and no name is resolved.
 const Domain = "weft.internal"
 
 // Key identifies a member's key pair: the SHA-256 of its SubjectPublicKeyInfo.

@@ -41,7 +41,7 @@ type Request struct {
 	Pin       []byte    `json:"pin"`    // the CA that the joiner trusts
 	Name      string    `json:"name"`
 	GUID      ib.GUID   `json:"guid"`
-	Roles     *Role     `json:"roles,omitempty"` // wished; nil: all that the token gives
+	Roles     *Role     `json:"roles,omitempty"` // at most these; nil: all that the token gives
 	Clock     time.Time `json:"clock"`
 	MTU       int       `json:"mtu"` // of the path to this member
 	CSR       []byte    `json:"csr"`
@@ -49,7 +49,7 @@ type Request struct {
 	Addresses []string  `json:"addresses"`
 }
 
-// Situation is what a member knows when a request arrives.
+// Situation is what a member decides a request by.
 type Situation struct {
 	Fabric  Fabric
 	Roster  Roster
@@ -219,7 +219,7 @@ func (c *checker) request() *problem.Error {
 			printable(csr.Subject.CommonName), c.r.Name), again)
 	}
 	if len(csr.DNSNames)+len(csr.URIs)+len(csr.IPAddresses)+len(csr.EmailAddresses) > 0 {
-		return refuse("the certificate request asks for more than a name", again)
+		return refuse("the certificate request has more than a name", again)
 	}
 	c.pub, c.key = pub, keyOfRequest(csr)
 	return nil

@@ -139,7 +139,7 @@ var refusals = []struct {
 	{"request for more names", func(b *bench, r *Request, _ *Situation) {
 		r.CSR = csrOf(b.t, elliptic.P256(), x509.CertificateRequest{Subject: pkix.Name{CommonName: "b9"},
 			DNSNames: []string{"a1.weft.internal"}})
-	}, "the certificate request asks for more than a name. fix: weft join again, with this version of weft"},
+	}, "the certificate request has more than a name. fix: weft join again, with this version of weft"},
 	{"no sealing key", func(_ *bench, r *Request, _ *Situation) { r.Seal = nil },
 		"the sealing key is no X25519 key: it has 0 octets. fix: weft join again, with this version of weft"},
 	{"weak sealing key", func(_ *bench, r *Request, _ *Situation) { r.Seal = make([]byte, 32) },

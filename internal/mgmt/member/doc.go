@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package member decides who is part of a fabric: its certificate authority (CA), the certificates of members, join
+// Package member decides which hosts are the fabric: its certificate authority (CA), the certificates of members, join
 // tokens, the records of members, and what the removal of a member replaces.
 //
 // What comes in: records of the store, certificates, requests to join, the time; what goes out: records to write,
 // certificates, refusals with their reason, plans. Callers: member/registry, which keeps the records in the store;
-// member/join, which speaks the join protocol; trunks and the store, which ask Roster.Admit about a certificate. It
+// member/join, which speaks the join protocol; trunks and the store, which call Roster.Admit with a certificate. It
 // never does I/O, reads a clock or starts a goroutine. Keys, signatures and seals take their randomness from the
 // system inside crypto/ecdsa, crypto/ecdh and crypto/hpke, which accept no other source.
 //

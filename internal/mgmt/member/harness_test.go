@@ -110,7 +110,7 @@ func (b *bench) token() (Secret, *Token) {
 		End: start.Add(TokenLife), By: "root at a1"}
 }
 
-// request makes the request of a new host with what a member knows then.
+// request makes the request of a new host and what a member decides it by.
 func (b *bench) request(name string, g ib.GUID) (*Request, *Situation) {
 	b.t.Helper()
 	id := b.identity()

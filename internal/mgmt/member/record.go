@@ -111,7 +111,7 @@ type Record struct {
 	Addresses   []string  `json:"addresses"`       // HOST:PORT of its trunks, which the join protocol has too
 	Epochs      []uint32  `json:"epochs,omitempty"`
 	Joined      time.Time `json:"joined"`
-	By          string    `json:"by"` // who let it in, and by which token
+	By          string    `json:"by"` // the author: a token and its maker
 }
 
 // Check returns why r is no record.
@@ -157,7 +157,7 @@ type Gone struct {
 	At      time.Time `json:"at"`
 	By      string    `json:"by"`
 	Until   time.Time `json:"until"` // the end of its last certificate: then the record may go
-	// MKey: the M_Key that it knew is still in force. A removal is complete when none has it.
+	// MKey: the M_Key that it had is still in force. A removal is complete when none has it.
 	MKey bool `json:"m_key,omitempty"`
 }
 

@@ -29,7 +29,7 @@ func parsePEM(t *testing.T, text []byte) *x509.Certificate {
 	return c
 }
 
-// TestCertificate: a certificate states what was asked for, the standard library verifies its chain and its name, and
+// TestCertificate: a certificate states the claims, the standard library verifies its chain and its name, and
 // it is renewed at two thirds of its life.
 func TestCertificate(t *testing.T) {
 	b := newBench(t)

@@ -146,7 +146,7 @@ func (m *Membership) Certificate() (*tls.Certificate, error) {
 	return nil, home.ErrNone
 }
 
-// Roster returns who is in the fabric, nil where the node is in none. It is immutable.
+// Roster returns the members of the fabric, nil where the node is in none. It is immutable.
 func (m *Membership) Roster() *member.Roster { return m.roster.Load() }
 
 // Name is the node's name in the fabric, empty where it is in none.

@@ -187,7 +187,7 @@ func TestThreeHosts(t *testing.T) {
 	d.mu.Unlock()
 	await(t, "the end of the drain", func() bool { return drain().State == "drained" })
 
-	// A removal is known to all at once, also to the removed member.
+	// A removal reaches all at once, also to the removed member.
 	gone := d.cert.Load().Leaf
 	r, err := b.remove(t.Context(), api.MemberRemoval{Name: "rack2"})
 	if err != nil || len(r.Replaced) != 4 || b.rekeys != 1 {

@@ -57,7 +57,7 @@ func (m *Membership) administer() (*registry.Registry, error) {
 		Fix: "run the command on a host that has it: weft member list"}
 }
 
-// author is who makes a change, for records.
+// author is the author of a change, for records.
 func (m *Membership) author() string { return "an administrator of " + m.Name() }
 
 // members lists the members: from the store, or while that is away from the roster.

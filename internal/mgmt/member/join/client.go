@@ -22,7 +22,7 @@ import (
 	"weft/internal/proto/problem"
 )
 
-// maxElsewhere bounds the voters that a member names, and so the hosts that a joiner asks.
+// maxElsewhere bounds the voters that a member names, and so the hosts that a joiner tries.
 const maxElsewhere = 8
 
 // Client joins a fabric, or renews a certificate.
@@ -39,16 +39,16 @@ const cannotJoin = "cannot join the fabric"
 // the host may be a member where the answer was lost, and gets the same answer again.
 func (c *Client) Join(ctx context.Context, address string, token member.Secret, id *member.Identity,
 	q member.Request) (*registry.Answer, *problem.Error) {
-	asked := map[string]bool{}
+	tried := map[string]bool{}
 	next := []string{address}
 	var last *problem.Error
-	for len(next) > 0 && len(asked) <= maxElsewhere {
+	for len(next) > 0 && len(tried) <= maxElsewhere {
 		at := next[0]
 		next = next[1:]
-		if asked[at] {
+		if tried[at] {
 			continue
 		}
-		asked[at] = true
+		tried[at] = true
 		a, elsewhere, p := c.joinAt(ctx, at, token, id, q)
 		switch {
 		case p == nil && a != nil:

@@ -147,7 +147,7 @@ func (r *Registry) Members(ctx context.Context) (list []Member, problems []*prob
 	for _, g := range v.roster.Removed {
 		if g.MKey {
 			v.bad = append(v.bad, problem.New("the removal of "+g.Name+" is not complete",
-				"the subnet's M_Key, which it knew, has not been replaced", "weft sm set --m-key random"))
+				"the subnet's M_Key, which it had, has not been replaced", "weft sm set --m-key random"))
 		}
 	}
 	return list, v.bad, nil
@@ -296,7 +296,7 @@ var notVoter = problem.New("", "its certificate is of no voter", "")
 
 // seal seals a CA's key to a voter, and notes in its record that it has it.
 //
-// Whoever writes a record does not get the key by it: the sealing key is that of a certificate which a CA signed.
+// Writing a record does not give the key: the sealing key is that of a certificate which a CA signed.
 func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []member.CA) ([]store.Op, error) {
 	c, err := x509.ParseCertificate(m.Certificate)
 	if err != nil {
@@ -320,7 +320,7 @@ func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []me
 	return join(put(sealedKey(a.Epoch, m.GUID), s), put(recordKey(m.GUID), x))
 }
 
-// rekey replaces the M_Key, and then notes that no removed member knows it.
+// rekey replaces the M_Key, and then notes that no removed member has it.
 func (r *Registry) rekey(ctx context.Context) error {
 	if err := r.cfg.Rekey(ctx); err != nil {
 		return problem.New("the member is out, and the M_Key is not replaced yet", err.Error(), "weft sm set --m-key random")

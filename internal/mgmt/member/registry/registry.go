@@ -174,7 +174,7 @@ func (r *Registry) edit(ctx context.Context, decide func(*view) ([]store.Op, err
 	return problem.New("cannot change the members", "other changes come faster than this one", "repeat the command")
 }
 
-// Roster returns who is in the fabric.
+// Roster returns the members of the fabric.
 func (r *Registry) Roster(ctx context.Context) (*member.Roster, error) {
 	v, err := r.load(ctx)
 	if err != nil {

@@ -372,7 +372,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("it renews: %v", err)
 	}
 	if _, err := a.Join(t.Context(), l.request(b, 2, "b1", s), 0, "a1"); err == nil {
-		t.Error("it joins with a token that it knew")
+		t.Error("it joins with a token that it had")
 	}
 	if _, err := a.Join(t.Context(), l.request(b, 2, "b1", l.token(a, TokenSpec{})), 0, "a1"); err == nil ||
 		!strings.Contains(err.Error(), "was removed") {
@@ -472,7 +472,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestFollow: each change reaches who follows.
+// TestFollow: each change reaches its followers.
 func TestFollow(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
@@ -503,7 +503,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestForged: who writes a voter's record, with a certificate of its own making, gets no key of the CA.
+// TestForged: a forged record of a voter, with a certificate of another CA, gives no key of the CA.
 func TestForged(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")

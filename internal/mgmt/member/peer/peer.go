@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peer is TLS between members of a fabric: for the store, for forwarded commands, for any other TCP
+// connection between them.
+//
+// What comes in: the member's certificate and its roster; what goes out: configurations of crypto/tls by which each end
+// proves to be a member, and the end of connections with members that were removed. Callers: the node. It decides
+// nothing: Roster.Admit does.
+package peer
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"weft/internal/mgmt/member"
+)
+
+// Self is what a member is to others. Both functions are called for each connection.
+type Self struct {
+	Certificate func() (*tls.Certificate, error)
+	Roster      func() *member.Roster
+	Now         func() time.Time // wall clock
+	// Allow returns why a member is refused that the roster admits; nil: none is.
+	Allow func(member.Claims) error
+}
+
+// Server returns the configuration of a server: TLS 1.3, and a client without a member's certificate is refused.
+func (s Self) Server(protocols ...string) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ClientAuth: tls.RequireAnyClientCert, // VerifyConnection decides
+		NextProtos: protocols,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return s.Certificate()
+		},
+		VerifyConnection:       s.verify,
+		SessionTicketsDisabled: true, // a resumed session would outlive a removal
+	}
+}
+
+// Client returns the configuration of a client. name is the member that it expects; empty: any that Allow allows.
+func (s Self) Client(name string, protocols ...string) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		ServerName:         member.Domain, // a constant: names are in certificates, and none is resolved
+		InsecureSkipVerify: true,          // VerifyConnection decides
+		NextProtos:         protocols,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return s.Certificate()
+		},
+		VerifyConnection: func(c tls.ConnectionState) error {
+			claims, err := s.Claims(c)
+			if err == nil && name != "" && claims.Name != name {
+				err = fmt.Errorf("the host is the member %s, not %s", claims.Name, name)
+			}
+			return err
+		},
+	}
+}
+
+func (s Self) verify(c tls.ConnectionState) error {
+	_, err := s.Claims(c)
+	return err
+}
+
+// Claims returns the member at the other end of a connection, by the roster as it is now: roles of a record that changed
+// are in force for connections that are open.
+func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
+	if len(c.PeerCertificates) == 0 {
+		return member.Claims{}, errors.New("the host has shown no certificate")
+	}
+	r := s.Roster()
+	if r == nil {
+		return member.Claims{}, errors.New("this node is in no fabric")
+	}
+	claims, _, p := r.Admit(c.PeerCertificates[0], s.Now())
+	if p != nil {
+		return member.Claims{}, p
+	}
+	if s.Allow != nil {
+		if err := s.Allow(claims); err != nil {
+			return member.Claims{}, err
+		}
+	}
+	return claims, nil
+}
+
+// Sessions are the open connections with members, so that those with a removed one end at once. The zero value is
+// ready. Methods may be called by several goroutines.
+type Sessions struct {
+	mu   sync.Mutex // held for no call of end
+	next uint64
+	open map[uint64]session
+}
+
+type session struct {
+	cert *x509.Certificate
+	end  func()
+}
+
+// Add notes a connection. end is called once at most, on the goroutine of Enforce. The caller calls the function that
+// it gets when the connection has ended.
+func (s *Sessions) Add(cert *x509.Certificate, end func()) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == nil {
+		s.open = map[uint64]session{}
+	}
+	s.next++
+	id := s.next
+	s.open[id] = session{cert, end}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.open, id)
+	}
+}
+
+// Enforce ends the connections that the roster does not admit any more, and returns how many. It is called after each
+// change of the roster, and now and then for certificates that end.
+func (s *Sessions) Enforce(r *member.Roster, now time.Time) int {
+	s.mu.Lock()
+	all := make(map[uint64]session, len(s.open))
+	for id, x := range s.open {
+		all[id] = x
+	}
+	s.mu.Unlock()
+	var over []func()
+	for id, x := range all {
+		if _, v, _ := r.Admit(x.cert, now); v.OK() {
+			continue
+		}
+		s.mu.Lock()
+		if _, there := s.open[id]; there {
+			delete(s.open, id)
+			over = append(over, x.end)
+		}
+		s.mu.Unlock()
+	}
+	for _, end := range over {
+		end()
+	}
+	return len(over)
+}
