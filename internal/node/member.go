@@ -32,6 +32,7 @@ func newMembership(n *Node) *membership.Membership {
 		Durable: n.cfg.StoreKind() != config.StoreMemory,
 		Store:   n.mgmt.Store,
 		Users:   n.users,
+		Drain:   n.sessions.Drain,
 		Rekey:   n.mgmt.ReplaceMKey,
 	})
 }

@@ -51,6 +51,8 @@ type Config struct {
 	Store func() (s store.Store, missing error)
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
+	// Drain has the node accept no new program, or with on false accept them again; with force it ends those there are.
+	Drain func(on, force bool)
 	// Rekey replaces the subnet's M_Key.
 	Rekey func(context.Context) error
 }
@@ -338,7 +340,23 @@ func (m *Membership) accept(r *member.Roster) {
 		p = problem.New("this node is no member any more", p.Why, "weft down; weft leave; weft join, with a new token")
 	}
 	m.fault("member_out", p)
+	drains := false
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == m.cfg.GUID {
+			drains = x.State == member.Draining || x.State == member.Drained
+			m.cfg.Drain(drains, x.Force)
+		}
+	}
+	m.fault("member_drain", drained(drains, m.Name()))
 	m.wake()
+}
+
+// drained is the notice of a host that is drained, nil for another.
+func drained(drains bool, name string) *problem.Error {
+	if !drains {
+		return nil
+	}
+	return problem.New("this host is drained", "it accepts no new program", "weft member undrain "+name)
 }
 
 func (m *Membership) wake() {

@@ -51,6 +51,7 @@ type host struct {
 	mu     sync.Mutex
 	users  []member.User
 	rekeys int
+	drains bool
 }
 
 func freePort(t *testing.T) int {
@@ -73,6 +74,11 @@ func newHost(t *testing.T, dir string, n, port int, s store.Store, c *clockwork)
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			return h.users, nil
+		},
+		Drain: func(on, force bool) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.drains = on
 		},
 		Rekey: func(context.Context) error {
 			h.mu.Lock()
@@ -177,6 +183,12 @@ func TestThreeHosts(t *testing.T) {
 		}
 		return m
 	}
+	await(t, "the drain at the host", func() bool {
+		drain()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.drains
+	})
 	await(t, "the program's name", func() bool { m := drain(); return len(m.Users) == 1 && m.State == "draining" })
 	if _, err := b.remove(t.Context(), api.MemberRemoval{Name: "rack2"}); err == nil ||
 		!strings.Contains(err.Error(), "weft member drain rack2 names them") {

@@ -52,6 +52,7 @@ type Registry struct {
 	log      logLimit
 	idle     time.Time // when the last session ended, or a program announced itself
 	ending   bool      // the node ends because it was idle
+	draining bool      // no session is accepted
 	records  int       // open files of user MADs and channels of the connection manager
 }
 
@@ -64,6 +65,10 @@ type Stats struct {
 // ErrEnding is the error of a node that ends because it was idle.
 var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 	Why: "it ends, because it was not used", Fix: "start another: weft up"}
+
+// ErrDraining is the error of a node that accepts no session, since its host is drained.
+var ErrDraining = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
+	Why: "its host is drained, and accepts no new program", Fix: "use another host, or weft member undrain, with its name"}
 
 // New returns an empty registry.
 func New(c Config) *Registry {
@@ -88,8 +93,8 @@ func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost
 		rings: make(map[int]*vhostRing)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ending {
-		return vhost.Device{}, ErrEnding
+	if err := r.closed(); err != nil {
+		return vhost.Device{}, err
 	}
 	r.serial++
 	d.serial, d.lane = r.serial, on
@@ -222,11 +227,39 @@ func (r *Registry) MemoryOwner(addr uintptr) lane.MemoryOwner {
 func (r *Registry) Use() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ending {
-		return ErrEnding
+	if err := r.closed(); err != nil {
+		return err
 	}
 	r.idle = time.Now()
 	return nil
+}
+
+// closed returns why no session begins; the caller holds mu.
+func (r *Registry) closed() error {
+	switch {
+	case r.ending:
+		return ErrEnding
+	case r.draining:
+		return ErrDraining
+	}
+	return nil
+}
+
+// Drain has the node accept no session any more, or with on false accept them again. With end, the sessions of programs
+// end as well: programs receive the event that their device is lost.
+func (r *Registry) Drain(on, end bool) {
+	r.mu.Lock()
+	r.draining = on
+	var over []*vhost.Session
+	if on && end {
+		for s := range r.programs {
+			over = append(over, s)
+		}
+	}
+	r.mu.Unlock()
+	for _, s := range over {
+		s.Fail(vhost.Shutdown, ErrDraining)
+	}
 }
 
 // EndIfIdle reports whether the node has not been used for a duration, and from then on refuses new sessions. inUse

@@ -130,3 +130,43 @@ func TestEndingRefuses(t *testing.T) {
 		t.Errorf("admit: %v", err)
 	}
 }
+
+// TestDrainRefuses: a drained node begins no session, ends those of programs by force, and begins sessions again after
+// it.
+func TestDrainRefuses(t *testing.T) {
+	r, path := newTestRegistry(t)
+	connect := func() (*vhosttest.Front, error) {
+		f, err := vhosttest.Dial(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		_, err = f.Get(abi.ReqHello, abi.Hello{ABI: abi.Version, PID: uint32(os.Getpid())}.Append(nil))
+		return f, err
+	}
+	first, err := connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Drain(true, false)
+	if err := r.Use(); !errors.Is(err, ErrDraining) {
+		t.Errorf("use: %v", err)
+	}
+	if _, err := connect(); err == nil {
+		t.Error("a session begins")
+	}
+	hello := abi.Hello{ABI: abi.Version, PID: uint32(os.Getpid())}.Append(nil)
+	if _, err := first.Get(abi.ReqHello, hello); err != nil && !errors.Is(err, unix.EBUSY) {
+		t.Errorf("the session that was there: %v", err)
+	}
+	r.Drain(true, true)
+	for deadline := time.Now().Add(10 * time.Second); r.Connected() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a session stays")
+		}
+	}
+	r.Drain(false, false)
+	if _, err := connect(); err != nil {
+		t.Errorf("after the drain: %v", err)
+	}
+}
