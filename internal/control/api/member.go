@@ -10,7 +10,8 @@ import (
 
 // Members of the fabric, and tokens by which hosts join it. Any member answers; changes need the role administrator.
 var (
-	ListMembers = Op[None, []FabricMember]{Method: "GET", Path: "/members", What: "cannot list members", Access: ReadAccess}
+	ListMembers = Op[None, []FabricMember]{Method: "GET", Path: "/members", What: "cannot list members",
+		Access: ReadAccess}
 
 	// RenameMember gives a member another name.
 	RenameMember = Op[Named[MemberName], None]{Method: "PATCH", Path: "/members/{name}",

@@ -19,7 +19,8 @@ func (f *fakeMembers) Members(context.Context) ([]FabricMember, error) {
 			Addresses: []string{"10.0.0.1:4792", "[fd00::1]:4792"}, Joined: fakeTime, By: "the first member",
 			CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2"},
 		{Name: "b1", GUID: "0200:0000:0002:0000", Roles: all, State: "draining", Addresses: []string{"b1.example:4792"},
-			Joined: fakeTime, By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2",
+			Joined: fakeTime, By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour),
+			Program: "v1.2",
 			Users: []MemberUser{{Kind: "program", Name: "ib_write_bw", PID: 4711, UID: 1000}, {Kind: "guest",
 				Name: "web"}}, MoreUsers: 3},
 		{Name: "c1", GUID: "0200:0000:0003:0000", Roles: []string{"leaf"}, State: "joining", Joined: fakeTime,
@@ -74,7 +75,8 @@ func (f *fakeMembers) Tokens(context.Context) ([]Token, error) {
 func (f *fakeMembers) CreateToken(_ context.Context, n NewToken) (Token, error) {
 	return Token{ID: "qrstuvwx", Roles: []string{"voter", "manager", "administrator"}, Uses: n.Uses,
 			Ends: fakeTime.Add(n.LifeNS), By: "a1", Founded: "0123456789abcdef",
-			Line: "weft join 10.0.0.1 --token qrstuvwx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},
+			Line: "weft join 10.0.0.1 --token qrstuvwx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa." +
+				"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},
 		f.memberError
 }
 

@@ -146,7 +146,8 @@ func (a *app) root() *cobra.Command {
 	})
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
-	root.AddCommand(upCommand(a), tokenCommand(a), joinCommand(a), leaveCommand(a), memberCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
+	root.AddCommand(upCommand(a), tokenCommand(a), joinCommand(a), leaveCommand(a), memberCommand(a),
+		downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a),
 		veswCommand(a), versionCommand(a), docsCommand(a, documented))

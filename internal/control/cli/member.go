@@ -65,7 +65,8 @@ func tokenCommand(a *app) *cobra.Command {
 	}
 	complete := names(a, api.ListTokens, func(t api.Token) string { return t.ID })
 	cmd.AddCommand(tokenCreate(a, "create", "the same as weft token", tokenHelp),
-		list(a, &cobra.Command{Use: "list", Short: "list the tokens that are valid, without their secrets"}, api.ListTokens,
+		list(a, &cobra.Command{Use: "list", Short: "list the tokens that are valid, without their secrets"},
+			api.ListTokens,
 			nil, "no tokens: weft token makes one", tokenColumns),
 		removal(a, "ID…", "delete tokens: they let in no host any more", "token", api.DeleteToken, byName, complete))
 	return cmd
@@ -292,7 +293,8 @@ was interrupted, repeat it: it goes on where it ended.`,
 	f.StringVar(&s.Token, "token", "", "token, or - to read it from standard input")
 	f.StringVar(&s.Name, "name", "", "name of this host in the fabric; its host name if not given")
 	f.StringVar(&s.Roles, "role", "", "fewer roles than the token gives, such as leaf")
-	f.StringSliceVar(&s.Addresses, "address", nil, "address or DNS name at which members reach this host (may be repeated)")
+	f.StringSliceVar(&s.Addresses, "address", nil,
+		"address or DNS name at which members reach this host (may be repeated)")
 	f.IntVar(&s.Port, "trunk-port", config.TrunkPort, "UDP and TCP port of this host's trunks")
 	f.BoolVar(&noStart, "no-start", false, "do not start the node")
 	return cmd
@@ -319,14 +321,16 @@ func (a *app) join(ctx context.Context, host string, s JoinSpec, noStart bool) e
 	j, err := a.env.Join(ctx, s)
 	var locked *rundir.LockedError
 	if errors.As(err, &locked) {
-		return &codeError{ExitOwned, &api.Error{What: what, Why: locked.Error(), Fix: "weft down" + dirFlag(a.dir, a.dir != "") +
+		return &codeError{ExitOwned, &api.Error{What: what, Why: locked.Error(), Fix: "weft down" + dirFlag(a.dir,
+			a.dir != "") +
 			", then weft join again"}}
 	}
 	if err != nil {
 		return err
 	}
 	w := a.out()
-	paragraph(w, "%s is a member of fabric %s, with %s; roles: %s", j.Name, j.Fabric, plural(j.Members-1, "other"), j.Roles)
+	paragraph(w, "%s is a member of fabric %s, with %s; roles: %s", j.Name, j.Fabric, plural(j.Members-1, "other"),
+		j.Roles)
 	for _, x := range j.Warnings {
 		paragraph(w, "warning: %s", x)
 	}
@@ -362,7 +366,8 @@ member, "weft member remove" takes it out of the records; do that first.`,
 			err = a.env.Leave(c.Dir)
 			var locked *rundir.LockedError
 			if errors.As(err, &locked) {
-				return &codeError{ExitOwned, &api.Error{What: "cannot leave the fabric", Why: locked.Error(), Fix: "weft down"}}
+				return &codeError{ExitOwned, &api.Error{What: "cannot leave the fabric", Why: locked.Error(),
+					Fix: "weft down"}}
 			}
 			if err == nil {
 				fmt.Fprintln(a.env.Out, "this host is in no fabric")

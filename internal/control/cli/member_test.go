@@ -22,7 +22,8 @@ func (f *fakeMembers) Members(context.Context) ([]api.FabricMember, error) {
 			Addresses: []string{"10.0.0.1:4792", "[fd00::1]:4792"}, Joined: fakeTime, By: "the first member",
 			CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2"},
 		{Name: "b1", GUID: "0200:0000:0002:0000", Roles: all, State: "draining", Addresses: []string{"b1.example:4792"},
-			Joined: fakeTime, By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2",
+			Joined: fakeTime, By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour),
+			Program: "v1.2",
 			Users: []api.MemberUser{{Kind: "program", Name: "ib_write_bw", PID: 4711, UID: 1000}, {Kind: "guest",
 				Name: "web"}}, MoreUsers: 3},
 		{Name: "c1", GUID: "0200:0000:0003:0000", Roles: []string{"leaf"}, State: "joining", Joined: fakeTime,
@@ -77,7 +78,8 @@ func (f *fakeMembers) Tokens(context.Context) ([]api.Token, error) {
 func (f *fakeMembers) CreateToken(_ context.Context, n api.NewToken) (api.Token, error) {
 	return api.Token{ID: "qrstuvwx", Roles: []string{"voter", "manager", "administrator"}, Uses: n.Uses,
 			Ends: fakeTime.Add(n.LifeNS), By: "a1", Founded: "0123456789abcdef",
-			Line: "weft join 10.0.0.1 --token qrstuvwx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},
+			Line: "weft join 10.0.0.1 --token qrstuvwx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa." +
+				"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},
 		f.memberError
 }
 
@@ -100,7 +102,8 @@ func fakeJoin(_ context.Context, s JoinSpec) (Joined, error) {
 			Why: "the token abcdefgh ended 2026-11-23 12:00:00 UTC", Fix: "weft token, on a member, prints a new one"}
 	}
 	return Joined{Name: "b1", Fabric: "0123456789abcdef", Members: 3, Roles: "voter,manager", Warnings: []string{
-		"the MTU is 1500 here and 9000 at 10.0.0.1: the trunk uses 1500. fix: ip link set DEVICE mtu 9000, on both"}}, nil
+		"the MTU is 1500 here and 9000 at 10.0.0.1: the trunk uses 1500. " +
+			"fix: ip link set DEVICE mtu 9000, on both"}}, nil
 }
 
 func fakeLeave(dir string) error {

@@ -63,7 +63,8 @@ func (e *sighting) problem(name string, now time.Time) *problem.Error {
 		return nil
 	}
 	return problem.New("the identity of "+name+" is used twice",
-		fmt.Sprintf("nodes at %s and at %s have its key at once", printable(e.before.address), printable(e.now.address)),
+		fmt.Sprintf("nodes at %s and at %s have its key at once", printable(e.before.address),
+			printable(e.now.address)),
 		fmt.Sprintf("weft member remove --force %s; then weft leave and weft join on each of the two hosts", name))
 }
 

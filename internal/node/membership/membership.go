@@ -95,8 +95,8 @@ func New(c Config) *Membership {
 		faults: map[string]*problem.Error{}}
 }
 
-// Open reads what the node keeps of its membership. What others may have read, or what is damaged, is an error: a member
-// without its identity would be a stranger to its fabric.
+// Open reads what the node keeps of its membership. What others may have read, or what is damaged, is an error: a
+// member without its identity would be a stranger to its fabric.
 func (m *Membership) Open() error {
 	kept, err := m.dir.Load()
 	if errors.Is(err, home.ErrNone) {
@@ -105,8 +105,9 @@ func (m *Membership) Open() error {
 		return err
 	}
 	if kept.GUID != m.cfg.GUID {
-		return problem.New("cannot use the identity of the node", fmt.Sprintf("its certificate is of %v, the node is %v: "+
-			"the directory was copied in part", kept.GUID, m.cfg.GUID), "weft leave; weft join again")
+		return problem.New("cannot use the identity of the node",
+			fmt.Sprintf("its certificate is of %v, the node is %v: "+
+				"the directory was copied in part", kept.GUID, m.cfg.GUID), "weft leave; weft join again")
 	}
 	roster, err := m.dir.Roster()
 	if err != nil {
@@ -324,8 +325,9 @@ func (m *Membership) noFabric(err error) error {
 func (m *Membership) accept(r *member.Roster) {
 	old := m.roster.Load()
 	if r.Fabric != old.Fabric {
-		m.fault("member_store", problem.New("cannot use the store", fmt.Sprintf("it is of fabric %s, this node is in fabric %s",
-			r.Fabric, old.Fabric), "weft up --store, with that of the fabric"))
+		m.fault("member_store", problem.New("cannot use the store",
+			fmt.Sprintf("it is of fabric %s, this node is in fabric %s",
+				r.Fabric, old.Fabric), "weft up --store, with that of the fabric"))
 		return
 	}
 	m.fault("member_store", nil)

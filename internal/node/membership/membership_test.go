@@ -166,10 +166,14 @@ func TestThreeHosts(t *testing.T) {
 	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
 
 	// A rename reaches the certificate.
-	if err := b.rename(t.Context(), api.Named[api.MemberName]{Name: "host3", Value: api.MemberName{Name: "rack2"}}); err != nil {
+	if err := b.rename(t.Context(), api.Named[api.MemberName]{Name: "host3",
+		Value: api.MemberName{Name: "rack2"}}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the new name", func() bool { return d.Name() == "rack2" && d.cert.Load().Leaf.Subject.CommonName == "rack2" })
+	await(t, "the new name", func() bool {
+		return d.Name() == "rack2" &&
+			d.cert.Load().Leaf.Subject.CommonName == "rack2"
+	})
 
 	// A drain names programs, and ends when they have.
 	d.mu.Lock()
@@ -358,7 +362,8 @@ func TestCopiedIdentity(t *testing.T) {
 			b.wake()
 			for _, d := range h.Degraded() {
 				if d.What == "identity_copied" {
-					return strings.Contains(d.Why, "is used twice") && strings.Contains(d.Why, strconv.Itoa(a.cfg.Port)) &&
+					return strings.Contains(d.Why, "is used twice") && strings.Contains(d.Why,
+						strconv.Itoa(a.cfg.Port)) &&
 						strings.Contains(d.Why, strconv.Itoa(b.cfg.Port)) && d.Fix != ""
 				}
 			}

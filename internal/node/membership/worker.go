@@ -130,7 +130,8 @@ func (w *worker) renew(ctx context.Context) {
 	if err != nil {
 		w.failed = now
 		p := problem.Of("cannot renew the certificate", err)
-		p = problem.New("the certificate of this node ends "+member.LifeOf(cert.Leaf).End.UTC().Format("2006-01-02 15:04 UTC"),
+		ends := member.LifeOf(cert.Leaf).End.UTC().Format("2006-01-02 15:04 UTC")
+		p = problem.New("the certificate of this node ends "+ends,
 			problem.Text(p.What, p.Why, ""), p.Fix)
 		m.fault("certificate_renewal", p)
 		return

@@ -68,7 +68,8 @@ var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 
 // ErrDraining is the error of a node that accepts no session, since its host is drained.
 var ErrDraining = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
-	Why: "its host is drained, and accepts no new program", Fix: "use another host, or weft member undrain, with its name"}
+	Why: "its host is drained, and accepts no new program",
+	Fix: "use another host, or weft member undrain, with its name"}
 
 // New returns an empty registry.
 func New(c Config) *Registry {

@@ -123,7 +123,8 @@ func TestRefused(t *testing.T) {
 		"empty":    func(_, file string) error { return os.Truncate(file, 0) },
 		"version": func(_, file string) error {
 			b, err := os.ReadFile(file)
-			return errors.Join(err, os.WriteFile(file, []byte(strings.Replace(string(b), `"version":1`, `"version":2`, 1)),
+			return errors.Join(err, os.WriteFile(file, []byte(strings.Replace(string(b), `"version":1`,
+				`"version":2`, 1)),
 				0o600))
 		},
 		"unknown field": func(_, file string) error { return os.WriteFile(file, []byte(`{"version":1,"x":1}`), 0o600) },

@@ -99,8 +99,9 @@ func (c *Client) joinAt(ctx context.Context, address string, token member.Secret
 	state := session.conn.ConnectionState()
 	exported, err := state.ExportKeyingMaterial(exporter, nil, exportSize)
 	if err != nil || !token.Proved(open.Proof, exported) {
-		return nil, nil, problem.New(cannotJoin, "the host at "+address+" has a certificate of the fabric and no proof that it "+
-			"has the token: it may be a removed member", "weft join HOST, with the address of another member")
+		return nil, nil, problem.New(cannotJoin,
+			"the host at "+address+" has a certificate of the fabric and no proof that it "+
+				"has the token: it may be a removed member", "weft join HOST, with the address of another member")
 	}
 	q.Protocol, q.Token, q.Secret, q.Pin = member.Protocol, token.ID, token.Key(), token.Pin[:]
 	q.Seal = id.Seal.PublicKey().Bytes()
@@ -127,7 +128,8 @@ func (c *Client) Renew(ctx context.Context, address string, present tls.Certific
 	const what = "cannot renew the certificate"
 	ctx, stop := context.WithTimeout(ctx, exchangeTime)
 	defer stop()
-	session, p := c.dial(ctx, address, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{present},
+	session, p := c.dial(ctx, address, &tls.Config{MinVersion: tls.VersionTLS13,
+		Certificates:       []tls.Certificate{present},
 		InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}, // the roster decides, as in a trunk
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) == 0 {
@@ -264,7 +266,8 @@ func (c *Client) dial(ctx context.Context, address string, config *tls.Config) (
 		case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
 			return fail(address+" does not answer", "ping "+host+"; open TCP port "+port+" there", err)
 		}
-		return fail("nothing accepts connections at "+address+": "+plain(err), "weft status, there; open TCP port "+port, err)
+		return fail("nothing accepts connections at "+address+": "+plain(err),
+			"weft status, there; open TCP port "+port, err)
 	}
 	conn := tls.Client(raw, config)
 	shake, stop := context.WithTimeout(ctx, helloTime)
@@ -273,7 +276,8 @@ func (c *Client) dial(ctx context.Context, address string, config *tls.Config) (
 		raw.Close()
 		switch {
 		case errors.Is(err, io.EOF) || isReset(err):
-			return fail("the host at "+address+" has closed the connection: too many hosts join at once, or it is no member",
+			return fail("the host at "+address+" has closed the connection: too many hosts join at once, "+
+				"or it is no member",
 				"wait some seconds; weft status, there", err)
 		case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 			return fail("the host at "+address+" accepts connections and does not answer", "weft status, there", err)

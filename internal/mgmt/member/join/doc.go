@@ -27,6 +27,6 @@
 //	POST /weft/1/renew {}            ->   Roster.Admit of the client's certificate
 //	                                 <-   {certificate, roster}
 //
-// A refusal is an HTTP status of 400 or above with {"what", "why", "fix"}. Bodies are JSON of at most MaxBody octets, in
-// answers MaxAnswer.
+// A refusal is an HTTP status of 400 or above with {"what", "why", "fix"}. Bodies are JSON of at most MaxBody octets,
+// in answers MaxAnswer.
 package join

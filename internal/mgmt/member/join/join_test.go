@@ -192,14 +192,16 @@ func TestJoin(t *testing.T) {
 	if _, fault := newJoiner(t, 3, "c1").join(t, a.address, s); !strings.Contains(fault, "has been used once") {
 		t.Error(fault)
 	}
-	if log := a.log.String(); strings.Contains(log, strings.Split(s.Text(), ".")[1]) || !strings.Contains(log, "name=b1") {
+	if log := a.log.String(); strings.Contains(log, strings.Split(s.Text(), ".")[1]) || !strings.Contains(log,
+		"name=b1") {
 		t.Error(log)
 	}
 	// A removed member renews nothing.
 	if _, err := a.Remove(t.Context(), "b1", "root", true); err != nil {
 		t.Fatal(err)
 	}
-	if _, p := j.Renew(t.Context(), a.address, own, &got.Roster, j.id); p == nil || !strings.Contains(p.Error(), "was removed") {
+	if _, p := j.Renew(t.Context(), a.address, own, &got.Roster, j.id); p == nil || !strings.Contains(p.Error(),
+		"was removed") {
 		t.Errorf("%v", p)
 	}
 	if n := a.server.Count.RefusedRenewals.Load(); n != 1 {
@@ -230,7 +232,8 @@ func TestElsewhere(t *testing.T) {
 	round := newSite(t, s, 6)
 	round.id, round.cert = a.id, a.cert
 	round.serve(func(c *ServerConfig) { c.Elsewhere = func() []string { return []string{round.address} } })
-	if _, fault := newJoiner(t, 3, "c1").join(t, round.address, a.token(1)); !strings.Contains(fault, "names no voter") {
+	if _, fault := newJoiner(t, 3, "c1").join(t, round.address, a.token(1)); !strings.Contains(fault,
+		"names no voter") {
 		t.Error(fault)
 	}
 }
@@ -316,9 +319,11 @@ func TestRefused(t *testing.T) {
 		want   string
 	}{
 		"another fabric": {nil, a.address, other.token(1), "is of another fabric than the token"},
-		"clock ahead": {func(j *joiner) { j.Now = func() time.Time { return time.Now().Add(time.Hour) } }, a.address, good,
+		"clock ahead": {func(j *joiner) { j.Now = func() time.Time { return time.Now().Add(time.Hour) } }, a.address,
+			good,
 			"this host's clock is 1h0m0s ahead"},
-		"clock behind": {func(j *joiner) { j.Now = func() time.Time { return time.Now().Add(-time.Hour) } }, a.address, good,
+		"clock behind": {func(j *joiner) { j.Now = func() time.Time { return time.Now().Add(-time.Hour) } },
+			a.address, good,
 			"this host's clock is 1h0m0s behind"},
 		"duplicate name": {func(j *joiner) { j.q.Name = "a1" }, a.address, good, "the fabric has a member a1"},
 		"duplicate GUID": {func(j *joiner) { j.q.GUID = guid(1) }, a.address, good, "the node's directory was copied"},
@@ -342,7 +347,8 @@ func TestRefused(t *testing.T) {
 	if err := a.DeleteToken(t.Context(), deleted.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, fault := newJoiner(t, 2, "b1").join(t, a.address, deleted); !strings.Contains(fault, "it has no token "+deleted.ID) {
+	if _, fault := newJoiner(t, 2, "b1").join(t, a.address, deleted); !strings.Contains(fault,
+		"it has no token "+deleted.ID) {
 		t.Error(fault)
 	}
 	strip := func(s string) string { // the change key counts tokens
@@ -476,11 +482,13 @@ func TestGarbage(t *testing.T) {
 	c.Write(bytes.Repeat([]byte{0xa5}, 4096))
 	io.Copy(io.Discard, c) // until the server closes it
 	c.Close()
-	if c, err := tls.Dial("tcp", a.address, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}); err == nil {
+	if c, err := tls.Dial("tcp", a.address, &tls.Config{InsecureSkipVerify: true,
+		MaxVersion: tls.VersionTLS12}); err == nil {
 		c.Close()
 		t.Error("TLS 1.2 is accepted")
 	}
-	for deadline := time.Now().Add(10 * time.Second); a.server.Count.Handshakes.Load() < 2; time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(10 * time.Second)
+	for ; a.server.Count.Handshakes.Load() < 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d failed handshakes counted", a.server.Count.Handshakes.Load())
 		}

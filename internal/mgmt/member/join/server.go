@@ -283,7 +283,8 @@ func (s *Server) serveRenew(w http.ResponseWriter, r *http.Request) {
 	}
 	if len(r.TLS.PeerCertificates) == 0 {
 		s.Count.RefusedRenewals.Add(1)
-		refuse(w, http.StatusForbidden, problem.New("cannot renew the certificate", "the host has shown none", "weft join"))
+		refuse(w, http.StatusForbidden, problem.New("cannot renew the certificate", "the host has shown none",
+			"weft join"))
 		return
 	}
 	a, err := s.cfg.Backend.Renew(r.Context(), r.TLS.PeerCertificates[0])
@@ -351,7 +352,8 @@ func answer(w http.ResponseWriter, v any) { send(w, http.StatusOK, v) }
 func send(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil || len(b) > MaxAnswer {
-		status, b = http.StatusInternalServerError, []byte(`{"what":"cannot join the fabric","why":"the answer does not fit"}`)
+		status, b = http.StatusInternalServerError,
+			[]byte(`{"what":"cannot join the fabric","why":"the answer does not fit"}`)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

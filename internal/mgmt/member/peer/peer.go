@@ -67,8 +67,8 @@ func (s Self) verify(c tls.ConnectionState) error {
 	return err
 }
 
-// Claims returns the member at the other end of a connection, by the roster as it is now: roles of a record that changed
-// are in force for connections that are open.
+// Claims returns the member at the other end of a connection, by the roster as it is now: roles of a record that
+// changed are in force for connections that are open.
 func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
 	if len(c.PeerCertificates) == 0 {
 		return member.Claims{}, errors.New("the host has shown no certificate")

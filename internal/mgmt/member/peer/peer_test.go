@@ -130,7 +130,8 @@ func TestMeet(t *testing.T) {
 		return nil
 	}
 	both("no manager", l.self(b), strict, "", "manager")
-	if c, s := meet(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, l.self(a).Server()); c == nil || s == nil {
+	if c, s := meet(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12},
+		l.self(a).Server()); c == nil || s == nil {
 		t.Error("TLS 1.2 is accepted")
 	}
 	l.remove("b1")

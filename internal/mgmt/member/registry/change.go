@@ -243,7 +243,8 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 			return nil, err
 		}
 		g := plan.Gone.GUID
-		ops = append(ops, store.DeleteOp(recordKey(g)), store.DeleteOp(reportKey(g)), store.DeleteOp(nameKey(plan.Gone.Name)))
+		ops = append(ops, store.DeleteOp(recordKey(g)), store.DeleteOp(reportKey(g)),
+			store.DeleteOp(nameKey(plan.Gone.Name)))
 		for _, c := range v.fabric.CAs {
 			ops = append(ops, store.DeleteOp(sealedKey(c.Epoch, g)))
 		}
@@ -272,7 +273,8 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 }
 
 // replaceCA writes a fabric with a new CA, its key sealed to voters.
-func (r *Registry) replaceCA(v *view, f member.Fabric, next *member.Authority, voters []member.Record) ([]store.Op, error) {
+func (r *Registry) replaceCA(v *view, f member.Fabric, next *member.Authority, voters []member.Record) ([]store.Op,
+	error) {
 	ops, err := join(put(member.KeyFabric, f))
 	if err != nil {
 		return nil, err
@@ -304,7 +306,8 @@ func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []me
 	}
 	claims, verdict, p := v.roster.Admit(c, r.cfg.Now())
 	if verdict != member.Admitted || !claims.Roles.Has(member.Voter) {
-		v.bad = append(v.bad, problem.New("cannot give the CA's key to "+m.Name, problem.Of("", cmp.Or(p, notVoter)).Why,
+		v.bad = append(v.bad, problem.New("cannot give the CA's key to "+m.Name, problem.Of("", cmp.Or(p,
+			notVoter)).Why,
 			"weft join, there"))
 		return nil, nil
 	}
@@ -323,7 +326,8 @@ func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []me
 // rekey replaces the M_Key, and then notes that no removed member has it.
 func (r *Registry) rekey(ctx context.Context) error {
 	if err := r.cfg.Rekey(ctx); err != nil {
-		return problem.New("the member is out, and the M_Key is not replaced yet", err.Error(), "weft sm set --m-key random")
+		return problem.New("the member is out, and the M_Key is not replaced yet", err.Error(),
+			"weft sm set --m-key random")
 	}
 	return r.edit(ctx, func(v *view) (ops []store.Op, err error) {
 		for _, g := range v.roster.Removed {
@@ -340,7 +344,8 @@ func (r *Registry) rekey(ctx context.Context) error {
 	})
 }
 
-// Rotate begins a rotation of the CA in peace; Advance goes on with it. Tokens of the old CA end when the new one signs.
+// Rotate begins a rotation of the CA in peace; Advance goes on with it. Tokens of the old CA end when the new one
+// signs.
 func (r *Registry) Rotate(ctx context.Context) error {
 	return r.edit(ctx, func(v *view) ([]store.Op, error) {
 		now := r.cfg.Now()

@@ -262,7 +262,8 @@ func (r *Registry) Found(ctx context.Context, f Founder) (cert []byte, err error
 			return m.Certificate, nil
 		}
 	}
-	return nil, problem.New("cannot make a fabric", "the store has fabric "+v.fabric.ID+", and this node is no member of it",
+	return nil, problem.New("cannot make a fabric",
+		"the store has fabric "+v.fabric.ID+", and this node is no member of it",
 		"weft join")
 }
 
@@ -322,7 +323,8 @@ func (r *Registry) TokenHash(ctx context.Context, id string) (member.Key, error)
 }
 
 func errNoToken(id string) error {
-	return problem.New("cannot join the fabric", "it has no token "+id+": the token ended, was deleted, or is of another fabric",
+	return problem.New("cannot join the fabric",
+		"it has no token "+id+": the token ended, was deleted, or is of another fabric",
 		"weft token, on a member, prints a new one")
 }
 
@@ -351,7 +353,8 @@ func (r *Registry) Join(ctx context.Context, q *member.Request, mtu int, host st
 		if err != nil {
 			return nil, err
 		}
-		g, p := member.Check(q, &member.Situation{Fabric: v.fabric, Roster: v.roster, Token: t, MTU: mtu, Host: host}, now)
+		g, p := member.Check(q, &member.Situation{Fabric: v.fabric, Roster: v.roster, Token: t, MTU: mtu,
+			Host: host}, now)
 		if p != nil {
 			return nil, p
 		}

@@ -99,8 +99,10 @@ func (l *lab) request(h *host, n int, name string, s member.Secret) *member.Requ
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	return &member.Request{Protocol: member.Protocol, Token: s.ID, Secret: s.Key(), Pin: s.Pin[:], Name: name, GUID: guid(n),
-		Clock: l.now, MTU: 1500, CSR: csr, Seal: h.id.Seal.PublicKey().Bytes(), Addresses: []string{fmt.Sprintf("h%d:4792", n)}}
+	return &member.Request{Protocol: member.Protocol, Token: s.ID, Secret: s.Key(), Pin: s.Pin[:], Name: name,
+		GUID:  guid(n),
+		Clock: l.now, MTU: 1500, CSR: csr, Seal: h.id.Seal.PublicKey().Bytes(),
+		Addresses: []string{fmt.Sprintf("h%d:4792", n)}}
 }
 
 // join makes a host a member by way of another.
@@ -191,7 +193,8 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := l.host(3)
-	if _, err := b.Join(t.Context(), l.request(c, 3, "c1", l.token(a, TokenSpec{})), 0, "b1"); !errors.Is(err, ErrNoKey) {
+	if _, err := b.Join(t.Context(), l.request(c, 3, "c1", l.token(a, TokenSpec{})), 0, "b1"); !errors.Is(err,
+		ErrNoKey) {
 		t.Fatalf("b1 signs before the key was sealed to it: %v", err)
 	}
 	l.settle(a) // a voter seals to b1
@@ -240,8 +243,8 @@ func TestRefusedJoinChangesNothing(t *testing.T) {
 	}
 }
 
-// TestTokens: a token for one use lets in one of two hosts that come at once; an ended or deleted one none; the store has
-// no secret.
+// TestTokens: a token for one use lets in one of two hosts that come at once; an ended or deleted one none; the store
+// has no secret.
 func TestTokens(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
@@ -308,7 +311,8 @@ func TestNames(t *testing.T) {
 		t.Errorf("its certificate has the name %q", c.Subject.CommonName)
 	}
 	l.join(a, 3, "b1") // the name is free
-	if err := a.Rename(t.Context(), "none", "x"); err == nil || !strings.Contains(err.Error(), "there is no member none") {
+	if err := a.Rename(t.Context(), "none", "x"); err == nil || !strings.Contains(err.Error(),
+		"there is no member none") {
 		t.Error(err)
 	}
 }
@@ -467,7 +471,8 @@ func TestDamagedRecord(t *testing.T) {
 	if _, v, _ := r.Admit(b.cert, l.now); v.OK() {
 		t.Errorf("b1: %v", v)
 	}
-	if _, problems, _ := a.Members(t.Context()); len(problems) != 1 || !strings.Contains(problems[0].Error(), "version 9") {
+	if _, problems, _ := a.Members(t.Context()); len(problems) != 1 || !strings.Contains(problems[0].Error(),
+		"version 9") {
 		t.Errorf("%v", problems)
 	}
 }
