@@ -73,7 +73,7 @@ func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	if s.Sessions, err = r.describeSessions(); err != nil {
 		return s, err
 	}
-	s.Manager = r.network.State()
+	s.Manager, s.Member = r.network.State(), r.member.Summary()
 	if s.Captures, err = r.captures.List(ctx); err != nil {
 		return s, err
 	}

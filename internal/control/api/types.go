@@ -37,7 +37,9 @@ type Status struct {
 	Captures       []Capture `json:"captures"`
 	// Manager is what the subnet manager of the node is (Manager.State); empty
 	// where the node is in no subnet.
-	Manager string   `json:"manager"`
+	Manager string `json:"manager"`
+	// Member is the node's part in a fabric in a line, empty where it is in none.
+	Member  string   `json:"member"`
 	Trunks  []Trunk  `json:"trunks"`
 	IPLinks []IPLink `json:"ip_links"`
 	// VESWInterfaces are the ports of virtual Ethernet switches.

@@ -71,6 +71,9 @@ func printStatus(w *screen, s api.Status) {
 	}
 	line("lanes", "%d, %d polling, %d with real-time priority", len(s.Lanes), polling, realtime)
 	line("sessions", "%s", sessionList(s.Sessions))
+	if s.Member != "" {
+		line("member", "%s", s.Member)
+	}
 	if s.Manager != "" {
 		line("manager", "%s", s.Manager)
 	}

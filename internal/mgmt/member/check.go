@@ -49,6 +49,12 @@ type Request struct {
 	Addresses []string  `json:"addresses"`
 }
 
+// String is the host's name: the secret of its token is in no text.
+func (r Request) String() string { return r.Name }
+
+// GoString is the host's name.
+func (r Request) GoString() string { return r.Name }
+
 // Situation is what a member decides a request by.
 type Situation struct {
 	Fabric  Fabric

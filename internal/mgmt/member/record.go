@@ -257,13 +257,12 @@ type Report struct {
 	GUID        ib.GUID   `json:"guid"`
 	Incarnation uint64    `json:"incarnation"` // drawn at each start of the node
 	Program     string    `json:"program"`     // version of weft
-	Started     time.Time `json:"started"`
-	Addresses   []string  `json:"addresses"`  // as they are now; they replace those of the Record
-	Users       []User    `json:"users"`      // programs, guests and IP links that keep a drain waiting
-	More        int       `json:"more"`       // users beyond the list
-	CAs         []uint32  `json:"cas"`        // epochs that its roster has: a CA signs when every member has it
-	Signed      uint32    `json:"signed"`     // the epoch of the CA of its certificate
-	FreeBytes   int64     `json:"free_bytes"` // on the disk of its directory
+	Clock       time.Time `json:"clock"`       // when it was written, by the member's clock
+	Addresses   []string  `json:"addresses"`   // as they are now; they replace those of the Record
+	Users       []User    `json:"users"`       // programs, guests and IP links that keep a drain waiting
+	More        int       `json:"more"`        // users beyond the list
+	CAs         []uint32  `json:"cas"`         // epochs that its roster has: a CA signs when every member has it
+	Signed      uint32    `json:"signed"`      // the epoch of the CA of its certificate
 }
 
 // User is a program, a guest or an IP link of a member.

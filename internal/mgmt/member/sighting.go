@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"weft/internal/proto/ib"
 	"weft/internal/proto/problem"
 )
 
@@ -83,4 +84,40 @@ func (s *Sightings) Keep(r *Roster) {
 			delete(s.keys, k)
 		}
 	}
+}
+
+// Clocks finds members with a clock that differs from this one's. The zero value is ready. It belongs to one goroutine.
+type Clocks struct {
+	last map[ib.GUID]time.Time // the clock in the last report
+	off  map[ib.GUID]time.Duration
+}
+
+// Read takes a member's report as it is read at now, within late of its writing. It returns a problem where the clocks
+// differ by more than skew. A report that was read before leaves the answer as it was.
+func (c *Clocks) Read(p *Report, name string, now time.Time, late, skew time.Duration) *problem.Error {
+	if c.last == nil {
+		c.last, c.off = map[ib.GUID]time.Time{}, map[ib.GUID]time.Duration{}
+	}
+	before, seen := c.last[p.GUID]
+	c.last[p.GUID] = p.Clock
+	if !seen || !before.Equal(p.Clock) {
+		d := p.Clock.Sub(now)
+		switch {
+		case d < 0 && !seen: // it may have been written at any time before
+			d = 0
+		case d < 0:
+			d = min(d+late, 0)
+		}
+		c.off[p.GUID] = d
+	}
+	d := c.off[p.GUID]
+	if d.Abs() <= skew {
+		return nil
+	}
+	which := "ahead of"
+	if d < 0 {
+		which = "behind"
+	}
+	return problem.New("the clock of "+name+" is wrong", fmt.Sprintf("it is %v %s that of this host, at most %v is allowed",
+		d.Abs().Round(time.Second), which, skew), "set the clocks of both hosts: timedatectl set-ntp true")
 }

@@ -26,8 +26,8 @@ const (
 	MaxTokenLife = 7 * 24 * time.Hour
 )
 
-// MaxTokens bounds the tokens of a fabric.
-const MaxTokens = 256
+// MaxTokens bounds the tokens of a fabric: a removal deletes all of them in one transaction.
+const MaxTokens = 48
 
 // tokenText is base32 of RFC 4648 in lower case without padding: one case, no sign that a shell reads.
 var tokenText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)

@@ -581,3 +581,36 @@ func TestLimiter(t *testing.T) {
 		t.Error("no address passes")
 	}
 }
+
+// TestClocks: a clock that is wrong by an hour is named with the next report, an old report and a late reading are not
+// taken for it, and a clock that was set is right again.
+func TestClocks(t *testing.T) {
+	var c Clocks
+	read := func(clock, now time.Time) string {
+		p := c.Read(&Report{GUID: guid(2), Clock: clock}, "b1", now, 2*time.Second, MaxSkew)
+		if p == nil {
+			return ""
+		}
+		return p.Error()
+	}
+	if got := read(start.Add(-24*time.Hour), start); got != "" { // written before this node started
+		t.Error(got)
+	}
+	if got := read(start, start.Add(MaxSkew+2*time.Second)); got != "" {
+		t.Error(got)
+	}
+	const want = "the clock of b1 is wrong: it is 1h0m0s ahead of that of this host, at most 1m0s is allowed. " +
+		"fix: set the clocks of both hosts: timedatectl set-ntp true"
+	if got := read(start.Add(time.Hour), start); got != want {
+		t.Error(got)
+	}
+	if got := read(start.Add(time.Hour), start.Add(time.Minute)); got != want { // the same report
+		t.Error(got)
+	}
+	if got := read(start.Add(-time.Hour), start); !strings.Contains(got, "59m58s behind") {
+		t.Error(got)
+	}
+	if got := read(start.Add(time.Minute), start.Add(time.Minute)); got != "" {
+		t.Error(got)
+	}
+}

@@ -169,11 +169,32 @@ func (m *Membership) Start(ctx context.Context) error {
 	if m.cert.Load() == nil {
 		return nil
 	}
-	return m.live()
+	m.answerHosts() // without the listener the node is a member all the same
+	m.live()
+	return nil
 }
 
 // live starts the goroutines of a member.
-func (m *Membership) live() error {
+func (m *Membership) live() {
+	m.work.Go(m.follow)
+	m.work.Go(m.run)
+}
+
+// answerHosts opens the listener of the join protocol unless it is open, and returns why that cannot be.
+func (m *Membership) answerHosts() *problem.Error {
+	m.mu.Lock()
+	open := m.server != nil
+	m.mu.Unlock()
+	if open {
+		return nil
+	}
+	p := m.listen()
+	m.fault("join_server", p)
+	return p
+}
+
+// listen opens the listener of the join protocol.
+func (m *Membership) listen() *problem.Error {
 	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(m.cfg.Port)))
 	if err != nil {
 		return &problem.Error{What: "cannot answer hosts that join", Why: err.Error(), Err: err,
@@ -189,9 +210,22 @@ func (m *Membership) live() error {
 			m.fault("join_server", problem.Of("the listener of the join protocol has ended", err))
 		}
 	})
-	m.work.Go(m.follow)
-	m.work.Go(m.run)
 	return nil
+}
+
+// Summary is the membership in a line, empty where the node is in no fabric.
+func (m *Membership) Summary() string {
+	name, r := m.Name(), m.roster.Load()
+	if r == nil || name == "" {
+		return ""
+	}
+	state, roles := "", ""
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == m.cfg.GUID {
+			state, roles = ", "+x.State.String(), ": "+x.Roles.String()
+		}
+	}
+	return fmt.Sprintf("%s of fabric %s, one of %d%s%s", name, r.Fabric, len(r.Members), state, roles)
 }
 
 // Close ends all of it.

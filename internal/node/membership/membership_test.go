@@ -371,3 +371,63 @@ func TestCopiedIdentity(t *testing.T) {
 		})
 	}
 }
+
+// TestPortTaken: where hosts cannot be answered no fabric is made; it is when the port is free.
+func TestPortTaken(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := newHost(t, t.TempDir(), 1, l.Addr().(*net.TCPAddr).Port, s, &clockwork{})
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{}); err == nil ||
+		!strings.Contains(err.Error(), "cannot answer hosts that join") {
+		t.Errorf("%v", err)
+	}
+	if all, err := s.List(t.Context(), ""); err != nil || len(all.Entries) != 0 || a.dir.Pending() {
+		t.Errorf("%v, %v", all, err)
+	}
+	l.Close()
+	if made, err := a.createToken(t.Context(), api.NewToken{}); err != nil || made.Founded == "" {
+		t.Errorf("%+v, %v", made, err)
+	}
+	if sum := a.Summary(); !strings.HasPrefix(sum, "host1 of fabric ") ||
+		!strings.HasSuffix(sum, ", one of 1, active: voter,manager,administrator") {
+		t.Errorf("%q", sum)
+	}
+}
+
+// TestWrongClock: a member with a clock that is off by an hour is named in the status of the others.
+func TestWrongClock(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	right, wrong := &clockwork{}, &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s, right)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, at := t.TempDir(), freePort(t)
+	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: wrong.now}); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, dir, 2, at, s.Open(), wrong)
+	b.start(t)
+	named := func(h *host, who string) bool {
+		a.wake()
+		b.wake()
+		for _, d := range h.Degraded() {
+			if d.What == "member_clock" {
+				return strings.Contains(d.Why, "the clock of "+who+" is wrong: it is ") && strings.Contains(d.Why, "ahead")
+			}
+		}
+		return false
+	}
+	wrong.move(time.Hour)
+	await(t, "the wrong clock", func() bool { return named(a, "b1") })
+}

@@ -235,6 +235,9 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 	if name == "" {
 		name = "m-" + member.GUIDKey(m.cfg.GUID)[4:12]
 	}
+	if p := m.answerHosts(); p != nil {
+		return "", p
+	}
 	id, err := m.dir.Join(m.cfg.GUID)
 	if err != nil {
 		return "", err
@@ -262,5 +265,6 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 		return "", err
 	}
 	m.cfg.Log.Info("fabric made", "fabric", roster.Fabric, "name", name)
-	return roster.Fabric, m.live()
+	m.live()
+	return roster.Fabric, nil
 }

@@ -27,17 +27,22 @@ type worker struct {
 	reported member.Report
 	at       time.Time // of reported
 	seen     member.Sightings
+	clocks   member.Clocks
 }
 
 // round does all of it once.
 func (w *worker) round(ctx context.Context) {
 	w.renew(ctx)
+	w.m.answerHosts()
 	r, err := w.m.open()
 	if err != nil {
 		return // follow reports it
 	}
 	w.report(ctx, r)
 	if !w.voter() {
+		if all, _, err := r.Members(ctx); err == nil {
+			w.compareClocks(all)
+		}
 		return
 	}
 	for again := true; again && ctx.Err() == nil; {
@@ -55,6 +60,7 @@ func (w *worker) round(ctx context.Context) {
 		p = problems[0]
 	}
 	w.m.fault("member_upkeep", p)
+	w.compareClocks(all)
 	p = nil
 	for i := range all {
 		if x := &all[i]; x.Report != nil {
@@ -63,6 +69,18 @@ func (w *worker) round(ctx context.Context) {
 	}
 	w.seen.Keep(w.m.roster.Load())
 	w.m.fault("identity_copied", p)
+}
+
+// compareClocks names a member with a wrong clock, or more of them in turn.
+func (w *worker) compareClocks(all []registry.Member) {
+	var p *problem.Error
+	roster := w.m.roster.Load()
+	for i := range all {
+		if x := &all[i]; x.Report != nil && x.GUID != w.m.cfg.GUID {
+			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, w.m.cfg.Now(), 2*workEvery, time.Duration(roster.Skew)))
+		}
+	}
+	w.m.fault("member_clock", p)
 }
 
 // saw notes the incarnation of a member's report. Two nodes with one identity write by turns, since each repeats its
@@ -208,6 +226,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 		p.CAs = append(p.CAs, ca.Epoch)
 	}
 	now := m.cfg.Now()
+	w.reported.Clock = time.Time{}
 	stored, err := r.Reported(ctx)
 	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
 	if foreign && !w.voter() { // a voter sees it with all others
@@ -220,6 +239,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
 		return
 	}
+	p.Clock = now
 	if err := r.Report(ctx, p); err != nil {
 		m.fault("member_report", problem.Of("cannot report to the fabric", err))
 		return

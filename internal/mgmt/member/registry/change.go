@@ -252,9 +252,7 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 		if err != nil {
 			return nil, err
 		}
-		// A transaction holds 100 operations: tokens beyond it pin a CA that does not sign any more, or are deleted by
-		// Advance. They are few: MaxTokens bounds all.
-		for _, t := range tokens.Entries[:min(len(tokens.Entries), store.MaxTxn/2)] {
+		for _, t := range tokens.Entries {
 			ops = append(ops, store.DeleteOp(t.Key))
 		}
 		if plan.Fabric == nil {

@@ -72,8 +72,26 @@ type view struct {
 var ErrNoFabric = problem.New("cannot use the fabric", "no fabric has been made: this host is alone",
 	"weft token makes one, and prints the line for the next host")
 
-// load reads the store.
-func (r *Registry) load(ctx context.Context) (*view, error) {
+// load reads the store, again while it changes meanwhile: what it returns was so at one time.
+func (r *Registry) load(ctx context.Context) (v *view, err error) {
+	for range retries {
+		v, err = r.read(ctx)
+		if v == nil {
+			return nil, err
+		}
+		e, again := r.cfg.Store.Get(ctx, member.KeyChange)
+		if again != nil {
+			return nil, again
+		}
+		if store.At(e) == v.change {
+			break
+		}
+	}
+	return v, err
+}
+
+// read reads the store once. A view with an error has records that contradict each other.
+func (r *Registry) read(ctx context.Context) (*view, error) {
 	s := r.cfg.Store
 	v := &view{report: map[ib.GUID]member.Report{}}
 	// The change key is read first: what is read after it is at least as new.
