@@ -26,6 +26,21 @@ type Roster struct {
 
 // Check returns why r is no roster.
 func (r *Roster) Check() error {
+	for i := range r.Members {
+		if err := r.Members[i].Check(); err != nil {
+			return err
+		}
+	}
+	for i := range r.Removed {
+		if err := r.Removed[i].Check(); err != nil {
+			return err
+		}
+	}
+	return r.Consistent()
+}
+
+// Consistent returns why records that passed their own Check are no roster together.
+func (r *Roster) Consistent() error {
 	if err := checkFabric(r.Fabric); err != nil {
 		return err
 	}
@@ -38,18 +53,12 @@ func (r *Roster) Check() error {
 	names, guids, keys := map[string]bool{}, map[ib.GUID]bool{}, map[Key]bool{}
 	for i := range r.Members {
 		m := &r.Members[i]
-		if err := m.Check(); err != nil {
-			return err
-		}
 		if names[m.Name] || guids[m.GUID] || keys[m.Key] {
 			return fmt.Errorf("two members have the name, the GUID or the key of %s", m.Name)
 		}
 		names[m.Name], guids[m.GUID], keys[m.Key] = true, true, true
 	}
 	for i := range r.Removed {
-		if err := r.Removed[i].Check(); err != nil {
-			return err
-		}
 		if keys[r.Removed[i].Key] {
 			return fmt.Errorf("%s is a member and removed", r.Removed[i].Name)
 		}

@@ -61,6 +61,8 @@ type Config struct {
 const (
 	workEvery = 2 * time.Second
 	workTime  = 10 * time.Second // of one round
+	// upkeepEvery is how often a voter looks at all members where nothing changed: for what time makes due.
+	upkeepEvery = 30 * time.Second
 	// reportEvery is how often a report is written that has not changed.
 	reportEvery = 5 * time.Minute
 )
@@ -75,6 +77,7 @@ type Membership struct {
 	cert   atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
 	roster atomic.Pointer[member.Roster]
 	poke   chan struct{} // the work has something to do now
+	due    atomic.Bool   // members or reports changed since a voter looked at all of them
 	ctx    context.Context
 	stop   context.CancelFunc
 	work   sync.WaitGroup
@@ -177,6 +180,7 @@ func (m *Membership) Start(ctx context.Context) error {
 // live starts the goroutines of a member.
 func (m *Membership) live() {
 	m.work.Go(m.follow)
+	m.work.Go(m.followReports)
 	m.work.Go(m.run)
 }
 
@@ -341,6 +345,27 @@ func (m *Membership) follow() {
 	}
 }
 
+// followReports has changed reports looked at, by voters. follow reports a store that is away.
+func (m *Membership) followReports() {
+	for m.ctx.Err() == nil {
+		if r, err := m.open(); err == nil && m.voter() {
+			r.FollowReports(m.ctx, m.changed)
+		}
+		select {
+		case <-m.ctx.Done():
+		case <-time.After(workEvery):
+		}
+	}
+}
+
+// voter reports whether this node is one.
+func (m *Membership) voter() bool {
+	r := m.roster.Load()
+	return slices.ContainsFunc(r.Members, func(x member.Record) bool {
+		return x.GUID == m.cfg.GUID && x.Roles.Has(member.Voter)
+	})
+}
+
 // storeFault notes why the members cannot be read.
 func (m *Membership) storeFault(err error) {
 	m.fault("member_store", problem.Of("cannot read the members", m.noFabric(err)))
@@ -384,6 +409,12 @@ func (m *Membership) accept(r *member.Roster) {
 		}
 	}
 	m.fault("member_drain", drained(drains, m.Name()))
+	m.changed()
+}
+
+// changed notes that members or their reports changed.
+func (m *Membership) changed() {
+	m.due.Store(true)
 	m.wake()
 }
 

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"reflect"
-	"slices"
 	"time"
 
 	"weft/internal/host/hostnet"
@@ -28,6 +27,7 @@ type worker struct {
 	at       time.Time // of reported
 	seen     member.Sightings
 	clocks   member.Clocks
+	looked   time.Time // the last upkeep
 }
 
 // round does all of it once.
@@ -39,15 +39,23 @@ func (w *worker) round(ctx context.Context) {
 		return // follow reports it
 	}
 	w.report(ctx, r)
-	if !w.voter() {
-		if all, _, err := r.Members(ctx); err == nil {
-			w.compareClocks(all)
-		}
+	now := w.m.cfg.Now()
+	if !w.m.voter() || !w.m.due.Swap(false) && now.Sub(w.looked) < upkeepEvery {
 		return
 	}
+	w.looked = now
+	w.upkeep(ctx, r)
+}
+
+// upkeep does what a voter does for all members.
+func (w *worker) upkeep(ctx context.Context, r *registry.Registry) {
 	for again := true; again && ctx.Err() == nil; {
-		if again, err = r.Advance(ctx); err != nil && ctx.Err() == nil {
-			w.m.fault("member_upkeep", problem.Of("cannot go on with changes of members", err))
+		var err error
+		if again, err = r.Advance(ctx); err != nil {
+			w.m.due.Store(true)
+			if ctx.Err() == nil {
+				w.m.fault("member_upkeep", problem.Of("cannot go on with changes of members", err))
+			}
 			return
 		}
 	}
@@ -91,13 +99,6 @@ func (w *worker) saw(k member.Key, name string, p *member.Report) *problem.Error
 		address = p.Addresses[0]
 	}
 	return w.seen.Saw(k, name, p.Incarnation, address, w.m.cfg.Now())
-}
-
-func (w *worker) voter() bool {
-	r := w.m.roster.Load()
-	return slices.ContainsFunc(r.Members, func(x member.Record) bool {
-		return x.GUID == w.m.cfg.GUID && x.Roles.Has(member.Voter)
-	})
 }
 
 // stale reports whether the certificate lags behind the roster: another name or roles, or another CA signs.
@@ -229,7 +230,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 	w.reported.Clock = time.Time{}
 	stored, err := r.Reported(ctx)
 	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
-	if foreign && !w.voter() { // a voter sees it with all others
+	if foreign && !m.voter() { // a voter sees it with all others
 		m.mu.Lock()
 		id, name := m.id, m.kept.Name
 		m.mu.Unlock()

@@ -321,6 +321,10 @@ func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []me
 	return join(put(sealedKey(a.Epoch, m.GUID), s), put(recordKey(m.GUID), x))
 }
 
+// rekeyAfter is how long after a removal a voter replaces the M_Key in the place of the member that removed: until
+// then that one does.
+const rekeyAfter = 10 * time.Second
+
 // rekey replaces the M_Key, and then notes that no removed member has it.
 func (r *Registry) rekey(ctx context.Context) error {
 	if err := r.cfg.Rekey(ctx); err != nil {
@@ -374,7 +378,7 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 		again, pending = false, false
 		now := r.cfg.Now()
 		for _, g := range v.roster.Removed {
-			pending = pending || g.MKey
+			pending = pending || g.MKey && now.Sub(g.At) > rekeyAfter
 			if now.After(g.Until) && !g.MKey {
 				again = true
 				return []store.Op{store.DeleteOp(goneKey(g.Key))}, nil

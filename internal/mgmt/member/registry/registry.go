@@ -136,7 +136,7 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		}
 	}
 	dropAmbiguous(v.roster.Members)
-	return v, v.roster.Check()
+	return v, v.roster.Consistent()
 }
 
 // dropAmbiguous takes out the addresses that several members report, such as that of a bridge which each host has.
@@ -217,6 +217,18 @@ func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(
 		default:
 			f(roster)
 		}
+	}
+	return ctx.Err()
+}
+
+// FollowReports calls f for each change of a member's report, until ctx or the store ends.
+func (r *Registry) FollowReports(ctx context.Context, f func()) error {
+	changes, err := r.cfg.Store.Watch(ctx, member.TreeReport)
+	if err != nil {
+		return err
+	}
+	for range changes {
+		f()
 	}
 	return ctx.Err()
 }

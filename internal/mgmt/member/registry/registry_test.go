@@ -31,14 +31,14 @@ type host struct {
 
 // lab is a store with hosts, under a clock that a test sets.
 type lab struct {
-	t      *testing.T
+	t      testing.TB
 	store  *store.Memory
 	now    time.Time
 	rekey  func(context.Context) error
 	rekeys int
 }
 
-func newLab(t *testing.T) *lab {
+func newLab(t testing.TB) *lab {
 	l := &lab{t: t, store: store.NewMemory(), now: start}
 	t.Cleanup(func() { l.store.Close() })
 	return l
@@ -60,7 +60,7 @@ func (l *lab) host(n int) *host {
 		}})}
 }
 
-func parse(t *testing.T, der []byte, err error) *x509.Certificate {
+func parse(t testing.TB, der []byte, err error) *x509.Certificate {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -386,6 +386,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("%v", problems)
 	}
 	l.rekey = nil
+	l.now = l.now.Add(time.Minute)
 	l.settle(a)
 	if _, problems, _ := a.Members(t.Context()); len(problems) != 0 || l.rekeys != 2 {
 		t.Errorf("%v after %d changes of the M_Key", problems, l.rekeys)
