@@ -107,9 +107,10 @@ type Record struct {
 	Certificate []byte    `json:"certificate"` // the newest, DER
 	Roles       Role      `json:"roles"`
 	State       State     `json:"state"`
-	Force       bool      `json:"force,omitempty"` // of Draining: programs are ended
-	Addresses   []string  `json:"addresses"`       // HOST:PORT of its trunks, which the join protocol has too
-	Epochs      []uint32  `json:"epochs,omitempty"`
+	Force       bool      `json:"force,omitempty"`  // of Draining: programs are ended
+	Addresses   []string  `json:"addresses"`        // HOST:PORT of its trunks, which the join protocol has too
+	Store       string    `json:"store,omitempty"`  // HOST:PORT at which its store serves members; empty: it has none
+	Epochs      []uint32  `json:"epochs,omitempty"` // of the CAs with keys that were sealed to it
 	Joined      time.Time `json:"joined"`
 	By          string    `json:"by"` // the author: a token and its maker
 }
@@ -133,10 +134,8 @@ func (r *Record) Check() error {
 	case len(r.Addresses) > MaxAddresses || len(r.Epochs) > maxCAs || len(r.By) > maxText:
 		return errors.New("a list of the member is too long")
 	}
-	for _, a := range r.Addresses {
-		if err := CheckAddress(a); err != nil {
-			return err
-		}
+	if err := checkAddresses(r.Addresses, r.Store); err != nil {
+		return err
 	}
 	c, err := x509.ParseCertificate(r.Certificate)
 	if err != nil {
@@ -144,6 +143,18 @@ func (r *Record) Check() error {
 	}
 	if KeyOf(c) != r.Key {
 		return fmt.Errorf("the certificate of %s has another key", r.Name)
+	}
+	return nil
+}
+
+func checkAddresses(list []string, store string) error {
+	if store != "" {
+		list = append(list[:len(list):len(list)], store)
+	}
+	for _, a := range list {
+		if err := CheckAddress(a); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -255,14 +266,15 @@ func (f *Fabric) Signing() *CA {
 type Report struct {
 	Version     int       `json:"version"`
 	GUID        ib.GUID   `json:"guid"`
-	Incarnation uint64    `json:"incarnation"` // drawn at each start of the node
-	Program     string    `json:"program"`     // version of weft
-	Clock       time.Time `json:"clock"`       // when it was written, by the member's clock
-	Addresses   []string  `json:"addresses"`   // as they are now; they replace those of the Record
-	Users       []User    `json:"users"`       // programs, guests and IP links that keep a drain waiting
-	More        int       `json:"more"`        // users beyond the list
-	CAs         []uint32  `json:"cas"`         // epochs that its roster has: a CA signs when every member has it
-	Signed      uint32    `json:"signed"`      // the epoch of the CA of its certificate
+	Incarnation uint64    `json:"incarnation"`     // drawn at each start of the node
+	Program     string    `json:"program"`         // version of weft
+	Clock       time.Time `json:"clock"`           // when it was written, by the member's clock
+	Addresses   []string  `json:"addresses"`       // as they are now; they replace those of the Record
+	Store       string    `json:"store,omitempty"` // as of the Record
+	Users       []User    `json:"users"`           // programs, guests and IP links that keep a drain waiting
+	More        int       `json:"more"`            // users beyond the list
+	CAs         []uint32  `json:"cas"`             // epochs that its roster has: a CA signs when every member has it
+	Signed      uint32    `json:"signed"`          // the epoch of the CA of its certificate
 }
 
 // User is a program, a guest or an IP link of a member.
@@ -285,10 +297,8 @@ func (r *Report) Check() error {
 		len(r.Addresses) > MaxAddresses {
 		return errors.New("a list of the report is too long")
 	}
-	for _, a := range r.Addresses {
-		if err := CheckAddress(a); err != nil {
-			return err
-		}
+	if err := checkAddresses(r.Addresses, r.Store); err != nil {
+		return err
 	}
 	for _, u := range r.Users {
 		if len(u.Kind)+len(u.Name) > maxText {

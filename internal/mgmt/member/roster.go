@@ -211,5 +211,15 @@ func (r *Roster) ByName(name string) *Record {
 	return nil
 }
 
+// Stores lists the addresses at which members serve the store.
+func (r *Roster) Stores() (list []string) {
+	for i := range r.Members {
+		if s := r.Members[i].Store; s != "" {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
 // stamp is a time for people, in UTC so that clocks of two hosts compare.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

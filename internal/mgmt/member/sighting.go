@@ -118,6 +118,7 @@ func (c *Clocks) Read(p *Report, name string, now time.Time, late, skew time.Dur
 	if d < 0 {
 		which = "behind"
 	}
-	return problem.New("the clock of "+name+" is wrong", fmt.Sprintf("it is %v %s that of this host, at most %v is allowed",
-		d.Abs().Round(time.Second), which, skew), "set the clocks of both hosts: timedatectl set-ntp true")
+	return problem.New("the clock of "+name+" is wrong",
+		fmt.Sprintf("it is %v %s that of this host, at most %v is allowed",
+			d.Abs().Round(time.Second), which, skew), "set the clocks of both hosts: timedatectl set-ntp true")
 }

@@ -49,6 +49,8 @@ type Config struct {
 	Durable bool
 	// Store is the store of the fabric, nil where there is none yet; missing is why.
 	Store func() (s store.Store, missing error)
+	// StoreAddress is HOST:PORT at which the node's store serves members, empty where it does not; nil: never.
+	StoreAddress func() string
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
 	// Drain has the node accept no new program, or with on false accept them again; with force it ends those there are.

@@ -423,7 +423,8 @@ func TestWrongClock(t *testing.T) {
 		b.wake()
 		for _, d := range h.Degraded() {
 			if d.What == "member_clock" {
-				return strings.Contains(d.Why, "the clock of "+who+" is wrong: it is ") && strings.Contains(d.Why, "ahead")
+				return strings.Contains(d.Why, "the clock of "+who+" is wrong: it is ") && strings.Contains(d.Why,
+					"ahead")
 			}
 		}
 		return false

@@ -212,9 +212,12 @@ func TestFullDisk(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte(`{"version":1,"name":"b1","keys":""}`))
 	dir := f.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, Folder), 0o700); err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		d := Open(dir)
-		if err := d.write(identity, text); err != nil {
+		if err := os.WriteFile(filepath.Join(d.path, identity), text, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		m, err := d.Load()

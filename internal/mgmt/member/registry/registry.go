@@ -131,8 +131,12 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 	}
 	for i := range v.roster.Members {
 		m := &v.roster.Members[i]
-		if p, ok := v.report[m.GUID]; ok && len(p.Addresses) > 0 {
+		p, ok := v.report[m.GUID]
+		if ok && len(p.Addresses) > 0 {
 			m.Addresses = p.Addresses
+		}
+		if ok {
+			m.Store = p.Store
 		}
 	}
 	dropAmbiguous(v.roster.Members)

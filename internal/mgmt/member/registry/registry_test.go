@@ -292,6 +292,31 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// TestStores: the roster of a host that joins has the addresses at which members serve the store, and those of members
+// as they reported them last.
+func TestStores(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	if err := a.Report(t.Context(), member.Report{Store: "10.0.0.1:2379",
+		Addresses: []string{"10.0.0.7:4792"}}); err != nil {
+		t.Fatal(err)
+	}
+	h := l.host(2)
+	x, err := a.Join(t.Context(), l.request(h, 2, "b1", l.token(a, TokenSpec{})), 0, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(x.Roster.Stores(), ","); got != "10.0.0.1:2379" {
+		t.Errorf("the stores are %q", got)
+	}
+	if got := strings.Join(x.Roster.ByName("a1").Addresses, ","); got != "10.0.0.7:4792" {
+		t.Errorf("the addresses are %q", got)
+	}
+	if err := a.Report(t.Context(), member.Report{Store: "http://x"}); err == nil {
+		t.Error("a URL passes as an address")
+	}
+}
+
 // TestNames: a member is renamed, names stay unique, and the certificate follows.
 func TestNames(t *testing.T) {
 	l := newLab(t)
