@@ -53,6 +53,9 @@ var rules = []rule{
 	{tree: TreeGone, write: Voter},
 	{tree: "subnet", write: Manager},
 	{tree: "election", write: Manager},
+	{tree: "store/member", own: true, write: Voter},
+	{tree: "store/present", own: true, write: Voter},
+	{tree: "store", write: Voter},
 	{tree: "node", own: true},
 	{tree: treeHistory, read: Voter | Manager | Administrator, write: Manager},
 }

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,18 @@ const backdate = 10 * time.Minute
 // Domain is the domain of members' names in certificates: the member b1 is b1.weft.internal. .internal is reserved for
 // private use, and no name is resolved.
 const Domain = "weft.internal"
+
+// VoterName is in the certificate of each voter as well: replicas of the store check it rather than an address. No
+// member can be called so.
+const VoterName = "voter." + Domain
+
+// names are the DNS names in a certificate.
+func (c Claims) names() []string {
+	if c.Roles.Has(Voter) {
+		return []string{c.Name + "." + Domain, VoterName}
+	}
+	return []string{c.Name + "." + Domain}
+}
 
 // Key identifies a member's key pair: the SHA-256 of its SubjectPublicKeyInfo.
 type Key [sha256.Size]byte
@@ -203,7 +216,7 @@ func (a *Authority) Issue(c Claims, pub *ecdsa.PublicKey, now time.Time, life ti
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
-		DNSNames:              []string{c.Name + "." + Domain},
+		DNSNames:              c.names(),
 		URIs:                  []*url.URL{c.uri()},
 	}
 	return x509.CreateCertificate(rand.Reader, tmpl, a.cert, pub, a.key)
@@ -214,7 +227,7 @@ func ClaimsOf(c *x509.Certificate) (x Claims, err error) {
 	bad := func(format string, args ...any) (Claims, error) {
 		return Claims{}, fmt.Errorf("the certificate is of no member: "+format, args...)
 	}
-	if c.IsCA || len(c.URIs) != 1 || len(c.Subject.Organization) != 1 || len(c.DNSNames) != 1 {
+	if c.IsCA || len(c.URIs) != 1 || len(c.Subject.Organization) != 1 {
 		return bad("it does not name one")
 	}
 	u := c.URIs[0]
@@ -238,7 +251,7 @@ func ClaimsOf(c *x509.Certificate) (x Claims, err error) {
 	}
 	// One form only, and the other names agree.
 	if x.uri().String() != u.String() || c.Subject.CommonName != x.Name || c.Subject.Organization[0] != x.Fabric ||
-		c.DNSNames[0] != x.Name+"."+Domain {
+		!slices.Equal(c.DNSNames, x.names()) {
 		return bad("its names differ")
 	}
 	return x, nil

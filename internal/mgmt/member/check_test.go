@@ -111,7 +111,7 @@ var refusals = []struct {
 	{"name with dots", func(_ *bench, r *Request, _ *Situation) { r.Name = "a.b" },
 		`the name "a.b" has characters other than a-z, 0-9 and -. fix: weft join --name NAME, with a-z, 0-9 and -`},
 	{"reserved name", func(_ *bench, r *Request, _ *Situation) { r.Name = "all" },
-		`the name "all" has another meaning in commands. fix: weft join --name NAME, with a-z, 0-9 and -`},
+		`the name "all" has another meaning. fix: weft join --name NAME, with a-z, 0-9 and -`},
 	{"number as a name", func(_ *bench, r *Request, _ *Situation) { r.Name = "17" },
 		`the name "17" is a number. fix: weft join --name NAME, with a-z, 0-9 and -`},
 	{"no GUID", func(_ *bench, r *Request, _ *Situation) { r.GUID = 0 },

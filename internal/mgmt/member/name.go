@@ -13,8 +13,9 @@ import (
 // MaxName is the longest name of a member: a label of the DNS (RFC 1035, section 2.3.4).
 const MaxName = 63
 
-// reserved are names with another meaning in commands.
-var reserved = []string{"all", "any", "none", "self", "localhost", "fabric", "weft"}
+// reserved are names with another meaning in commands or certificates.
+var reserved = []string{"all", "any", "none", "self", "localhost", "fabric", "weft", "ca", "member", "voter", "manager",
+	"administrator", "leaf"}
 
 // CheckName returns why s is no name of a member: a lower-case label as RFC 1123, section 2.1, has it.
 func CheckName(s string) error {
@@ -26,7 +27,7 @@ func CheckName(s string) error {
 	case s[0] == '-' || s[len(s)-1] == '-':
 		return fmt.Errorf("the name %q begins or ends with a hyphen", s)
 	case slices.Contains(reserved, s):
-		return fmt.Errorf("the name %q has another meaning in commands", s)
+		return fmt.Errorf("the name %q has another meaning", s)
 	}
 	digits := true
 	for _, c := range []byte(s) {

@@ -49,6 +49,13 @@ func TestCertificate(t *testing.T) {
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		t.Error(err)
 	}
+	if err := c.VerifyHostname(VoterName); err != nil {
+		t.Error(err)
+	}
+	plain := b.issue(b.ca, id, b.claims(id, "b9", guid(9), Manager), start)
+	if plain.VerifyHostname(VoterName) == nil || CheckName("voter") == nil {
+		t.Error("a member that is no voter has the name of voters")
+	}
 	l := LifeOf(c)
 	if want := start.Add(MemberLife / 3 * 2); !l.Renew.Equal(want) || !l.End.Equal(start.Add(MemberLife)) {
 		t.Errorf("renewed %v, ends %v", l.Renew, l.End)
@@ -480,7 +487,12 @@ func TestMayAccess(t *testing.T) {
 		{Voter, TreeSealed + "/1/" + own, "", true, true},
 		{0, "election/subnet-manager/leader", "", true, false},
 		{Manager, "election/subnet-manager/leader", "", true, true},
+		{0, "store/member/" + own, "", true, true},
+		{0, "store/present/" + other, "", true, false},
+		{0, "store/roster/group", "", true, false},
+		{Voter, "store/generation", "", true, true},
 		{HostRoles, "", "\x00", false, false}, // all of the store
+		{HostRoles, "", "\xff", false, false},
 		{HostRoles, "a", "z", false, false},
 		{HostRoles, "else", "", false, false},
 		{HostRoles, "subnetx", "", false, false},

@@ -9,7 +9,9 @@ package home
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -25,10 +27,16 @@ import (
 
 // Names below the node's directory.
 const (
-	Folder      = "member"
-	identity    = "identity.json" // Membership, with private keys
-	pending     = "joining.json"  // keys of a join that has not ended
-	roster      = "roster.json"
+	Folder   = "member"
+	identity = "identity.json" // Membership, with private keys
+	pending  = "joining.json"  // keys of a join that has not ended
+	roster   = "roster.json"
+	// The same as PEM, for programs and libraries that read files: the certificate with that of its CA, the key, the
+	// CAs.
+	CertFile = "certificate.pem"
+	KeyFile  = "key.pem"
+	CAFile   = "ca.pem"
+
 	reserve     = "reserve" // holds the space that the end of a join needs
 	reserveSize = 256 << 10
 )
@@ -162,13 +170,54 @@ func (d Dir) Save(m *Membership) error {
 	if err != nil {
 		return err
 	}
+	if err := d.writePEM(m); err != nil {
+		return err
+	}
 	return d.write(identity, text)
 }
+
+// writePEM writes certificate and key. The key never changes while a node is a member, so that the two files agree at
+// any moment.
+func (d Dir) writePEM(m *Membership) error {
+	id, err := m.Identity()
+	if err != nil {
+		return err
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(id.Sign)
+	if err != nil {
+		return err
+	}
+	chain := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.Certificate})
+	if leaf, err := x509.ParseCertificate(m.Certificate); err == nil {
+		for _, ca := range m.CAs {
+			if x, err := x509.ParseCertificate(ca.Certificate); err == nil && leaf.CheckSignatureFrom(x) == nil {
+				chain = append(chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Certificate})...)
+			}
+		}
+	}
+	if err := d.write(KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})); err != nil {
+		return err
+	}
+	return d.write(CertFile, chain)
+}
+
+// Path is the path of one of the PEM files.
+func (d Dir) Path(file string) string { return filepath.Join(d.path, file) }
 
 // SaveRoster replaces the roster.
 func (d Dir) SaveRoster(r *member.Roster) error {
 	text, err := member.Encode(*r)
 	if err != nil {
+		return err
+	}
+	// Without the frozen ones: what reads the file cannot compare certificates with records.
+	var cas []byte
+	for _, ca := range r.CAs {
+		if ca.State != member.CAFrozen {
+			cas = append(cas, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Certificate})...)
+		}
+	}
+	if err := d.write(CAFile, cas); err != nil {
 		return err
 	}
 	return d.write(roster, text)
@@ -189,7 +238,8 @@ func (d Dir) Roster() (*member.Roster, error) {
 
 // Leave removes all that is kept: the node is in no fabric any more. The keys go first.
 func (d Dir) Leave() error {
-	return errors.Join(d.remove(identity), d.remove(pending), d.remove(roster), d.remove(reserve), os.RemoveAll(d.path))
+	return errors.Join(d.remove(identity), d.remove(KeyFile), d.remove(pending), d.remove(roster), d.remove(reserve),
+		os.RemoveAll(d.path))
 }
 
 // read reads a JSON file strictly.

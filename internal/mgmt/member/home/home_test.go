@@ -3,6 +3,9 @@
 package home
 
 import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -32,7 +35,12 @@ func sample(t *testing.T, id *member.Identity) (*Membership, *member.Roster) {
 		t.Fatal(err)
 	}
 	cas := []member.CA{a.CA(member.CASigning, now)}
-	return &Membership{Fabric: fabric, Name: "b1", GUID: guid, Keys: keys, Certificate: []byte{1}, CAs: cas},
+	cert, err := a.Issue(member.Claims{Fabric: fabric, Name: "b1", GUID: guid, Roles: member.Voter,
+		Seal: id.Seal.PublicKey().Bytes()}, &id.Sign.PublicKey, now, 0, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Membership{Fabric: fabric, Name: "b1", GUID: guid, Keys: keys, Certificate: cert, CAs: cas},
 		&member.Roster{Fabric: fabric, At: now, CAs: cas}
 }
 
@@ -79,13 +87,25 @@ func TestJoin(t *testing.T) {
 		t.Errorf("it joins twice: %v", err)
 	}
 	all, err := os.ReadDir(path)
-	if err != nil || len(all) != 2 {
+	if err != nil || len(all) != 5 {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, e := range all {
 		if i, err := e.Info(); err != nil || i.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v", e.Name(), i.Mode())
 		}
+	}
+	pair, err := tls.LoadX509KeyPair(d.Path(CertFile), d.Path(KeyFile))
+	if err != nil || len(pair.Certificate) != 2 {
+		t.Errorf("%d certificates, %v", len(pair.Certificate), err)
+	}
+	pool := x509.NewCertPool()
+	if ca, err := os.ReadFile(d.Path(CAFile)); err != nil || !pool.AppendCertsFromPEM(ca) {
+		t.Errorf("no CA: %v", err)
+	}
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: r.At,
+		DNSName: member.VoterName}); err != nil {
+		t.Error(err)
 	}
 	if err := d.Leave(); err != nil {
 		t.Fatal(err)

@@ -28,18 +28,39 @@ type Self struct {
 	Allow func(member.Claims) error
 }
 
-// Server returns the configuration of a server: TLS 1.3, and a client without a member's certificate is refused.
+// Server returns the configuration of a server: TLS 1.3, and a client without a member's certificate is refused. A
+// connection has the verified chain of the client's certificate (tls.ConnectionState.VerifiedChains).
 func (s Self) Server(protocols ...string) *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13,
-		ClientAuth: tls.RequireAnyClientCert, // VerifyConnection decides
-		NextProtos: protocols,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			return s.Certificate()
-		},
+	certificate := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.Certificate() }
+	c := &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		ClientAuth:             tls.RequireAndVerifyClientCert,
+		ClientCAs:              x509.NewCertPool(), // none: those of the roster are set for each connection
+		NextProtos:             protocols,
+		GetCertificate:         certificate,
 		VerifyConnection:       s.verify,
 		SessionTicketsDisabled: true, // a resumed session would outlive a removal
 	}
+	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := c.Clone()
+		now.GetConfigForClient = nil
+		now.ClientCAs, now.Time = s.roots(), s.Now
+		return now, nil
+	}
+	return c
+}
+
+// roots are the CAs of the roster.
+func (s Self) roots() *x509.CertPool {
+	pool := x509.NewCertPool()
+	if r := s.Roster(); r != nil {
+		for _, ca := range r.CAs {
+			if x, err := x509.ParseCertificate(ca.Certificate); err == nil {
+				pool.AddCert(x)
+			}
+		}
+	}
+	return pool
 }
 
 // Client returns the configuration of a client. name is the member that it expects; empty: any that Allow allows.
@@ -67,17 +88,17 @@ func (s Self) verify(c tls.ConnectionState) error {
 	return err
 }
 
-// Claims returns the member at the other end of a connection, by the roster as it is now: roles of a record that
-// changed are in force for connections that are open.
-func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
-	if len(c.PeerCertificates) == 0 {
+// Verify returns the member that a chain, leaf first, proves at a time, or why it proves none; a handshake has
+// proved that the other end has the key of the leaf.
+func (s Self) Verify(now time.Time, chain []*x509.Certificate) (member.Claims, error) {
+	if len(chain) == 0 {
 		return member.Claims{}, errors.New("the host has shown no certificate")
 	}
 	r := s.Roster()
 	if r == nil {
 		return member.Claims{}, errors.New("this node is in no fabric")
 	}
-	claims, _, p := r.Admit(c.PeerCertificates[0], s.Now())
+	claims, _, p := r.Admit(chain[0], now)
 	if p != nil {
 		return member.Claims{}, p
 	}
@@ -87,6 +108,12 @@ func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
 		}
 	}
 	return claims, nil
+}
+
+// Claims returns the member at the other end of a connection, by the roster as it is now: roles of a record that
+// changed are in force for connections that are open.
+func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
+	return s.Verify(s.Now(), c.PeerCertificates)
 }
 
 // Sessions are the open connections with members, so that those with a removed one end at once. The zero value is

@@ -130,6 +130,16 @@ func TestMeet(t *testing.T) {
 		return nil
 	}
 	both("no manager", l.self(b), strict, "", "manager")
+	seen := 0
+	server := l.self(a).Server()
+	was := server.VerifyConnection
+	server.VerifyConnection = func(c tls.ConnectionState) error {
+		seen = len(c.VerifiedChains)
+		return was(c)
+	}
+	if c, s := meet(l.self(b).Client(""), server); c != nil || s != nil || seen != 1 {
+		t.Errorf("%d verified chains, %v, %v", seen, c, s)
+	}
 	if c, s := meet(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12},
 		l.self(a).Server()); c == nil || s == nil {
 		t.Error("TLS 1.2 is accepted")
