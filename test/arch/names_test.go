@@ -202,7 +202,7 @@ func TestDocsNameRealFunctions(t *testing.T) {
 func TestDocsNameRealMembers(t *testing.T) {
 	dir, d := root(t), definitions(t)
 	member := regexp.MustCompile("`((?:\\w+\\.)*?(\\w+))\\.(\\w+)(?:\\([^`]*\\))?`")
-	file := regexp.MustCompile(`^(c|go|h|json|log|md|s|sh|so|sock|txt|yaml)$`)
+	file := regexp.MustCompile(`^(c|go|h|json|log|md|pem|s|sh|so|sock|txt|yaml)$`)
 	for _, page := range pages(t) {
 		text, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil {
