@@ -113,6 +113,13 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	if change != nil {
 		change(&cfg)
 	}
+	if len(cfg.Peers) > 0 && cfg.TrunkSecurity != config.TrunkNone {
+		cfg.TrunkKeyFile = filepath.Join(dir, "trunk-key")
+		const key = "8f1c35a4d7e60b9218c43f7ab5d0e6914c2b7d1f08a3e5967bd2c4f1e8a05936"
+		if err := os.WriteFile(cfg.TrunkKeyFile, []byte(key), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,11 @@ func (n *Node) openSubnet() (err error) {
 		}
 		peers = append(peers, a)
 	}
-	return n.sub.OpenTrunks(uint16(n.cfg.TrunkPort), peers)
+	t := subnet.TrunkConfig{Port: uint16(n.cfg.TrunkPort), Name: n.host, Version: buildVersion()}
+	if err := n.trunkTrust(&t); err != nil {
+		return err
+	}
+	return n.sub.OpenTrunks(t, peers)
 }
 
 // publish gives changes of InfiniBand ports to files, programs and the users of the ports; it is called on the

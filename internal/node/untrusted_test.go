@@ -379,15 +379,10 @@ func TestUntrustedSources(t *testing.T) {
 			d := set(mad.AttrPortInfo, 0, evil(of.sw), right)
 			p := make([]byte, fabric.MADLen(&d))
 			fabric.PutMAD(p, &d, 1)
-			b := []byte{0x57, 1 << 4, 0, 0}
-			b = binary.BigEndian.AppendUint32(b, 1)
-			b = binary.BigEndian.AppendUint32(b, uint32(s.a.node.sub.TrunkLink().Epoch()))
-			b = binary.BigEndian.AppendUint32(b, 1)
-			b = binary.BigEndian.AppendUint64(b, uint64(s.b.node.identity))
+			h := trunk.Header{Kind: trunk.Data, Stream: 1, Index: 1, Number: 1}
+			b := make([]byte, trunk.HeaderLen)
+			h.Put(b)
 			b = binary.BigEndian.AppendUint16(b, uint16(len(p)))
-			if len(b) != trunk.HeaderLen+2 {
-				t.Fatalf("%d octets", len(b))
-			}
 			if _, err := c.Write(append(b, p...)); err != nil {
 				t.Fatal(err)
 			}

@@ -31,9 +31,9 @@ const forgeEnv = "WEFT_E2E_FORGE"
 // forgeStream is one that no lane of a node here has.
 const forgeStream = trunks.MaxStreams - 1
 
-// serveForge is that program: "WHO IF ADDRESS SEQUENCE PACKET…". WHO is
+// serveForge is that program: "WHO IF ADDRESS NUMBER PACKET…". The trunks have --trunk-security none. WHO is
 //
-//   - node: a program that may listen and send where a node does, and so knows the epochs of its trunk;
+//   - node: a program that may listen and send where a node does, and so knows the session of its trunk;
 //   - guess: one that may send from a node's address, but not listen;
 //   - stranger: one with an address of its own.
 func serveForge(what string) int {
@@ -46,38 +46,32 @@ func serveForge(what string) int {
 
 func forge(f []string) error {
 	who, to := f[0], netip.MustParseAddr(f[2])
-	seq, err := strconv.ParseUint(f[3], 10, 32)
+	number, err := strconv.ParseUint(f[3], 10, 32)
 	if err != nil {
 		return err
 	}
-	h := trunks.Header{Node: 0x0200_0000_0000_0bad, From: 0x11111111, To: 0x22222222}
+	h := trunks.Header{Index: 0x22222222}
 	if who != "stranger" {
 		if h, err = captureHeader(f[1], to); err != nil {
 			return err
 		}
 	}
 	if who == "guess" {
-		h.To ^= 0x5a5a
+		h.Index ^= 0x5a5a
 	}
 	sock, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
 	send := func(body []byte) error {
-		h.Seq = uint32(seq)
-		seq++
+		h.Number = number
+		number++
 		b := make([]byte, udpHeader+trunks.HeaderLen, udpHeader+trunks.HeaderLen+len(body))
 		binary.BigEndian.PutUint16(b, trunks.DefaultPort)
 		binary.BigEndian.PutUint16(b[2:], trunks.DefaultPort)
 		binary.BigEndian.PutUint16(b[4:], uint16(cap(b))) // and no checksum
 		h.Put(b[udpHeader:])
 		return unix.Sendto(sock, append(b, body...), 0, &unix.SockaddrInet4{Addr: to.As4()})
-	}
-	if who == "stranger" {
-		h.Kind = trunks.Hello
-		if err := send(nil); err != nil {
-			return err
-		}
 	}
 	h.Kind, h.Stream = trunks.Data, forgeStream
 	for _, text := range f[4:] {
@@ -96,8 +90,8 @@ func forge(f []string) error {
 
 const udpHeader = 8
 
-// captureHeader waits for a datagram that the node here sends to another, and returns its header: of which trunk it
-// is, and the epochs of both ends.
+// captureHeader waits for a datagram that the node here sends to another, and returns its header: of which
+// session it is.
 func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 	i, err := net.InterfaceByName(ifname)
 	if err != nil {
@@ -126,7 +120,7 @@ func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 		if n < ipHeader+udpHeader || b[0] != 0x45 || b[9] != unix.IPPROTO_UDP || !bytes.Equal(b[16:20], ip4[:]) {
 			continue
 		}
-		if _, why := h.Parse(b[ipHeader+udpHeader : n]); why == trunks.OK && h.To != 0 {
+		if _, why := h.Parse(b[ipHeader+udpHeader : n]); why == trunks.OK {
 			return h, nil
 		}
 	}
@@ -251,13 +245,13 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	}
 	all = append(all, through.packet)
 
-	// A stranger, and a host that sends from node 2's address but cannot know the epochs of its trunk.
+	// A stranger, and a host that sends from node 2's address but cannot know the session of its trunk.
 	outside := []struct {
 		who, ifname, to, counter string
 		from                     *lab.NetNS
 	}{
 		{"stranger", "eth0", s.Spaces[0].V4, "drop_unknown_peer", s.Hub},
-		{"guess", "trunk0", s.TrunkAddr(0, 2), "drop_wrong_epoch", s.Spaces[2]},
+		{"guess", "trunk0", s.TrunkAddr(0, 2), "drop_unknown_session", s.Spaces[2]},
 	}
 	control := forged("control", slid, dlid, red, own, nil)
 	for _, o := range outside {
@@ -265,7 +259,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 		was := counted(0, f)
 		s.until(o.who+": every datagram is refused by name", func() bool {
 			send(o.from, o.who, o.ifname, o.to, append(all[:len(all):len(all)], control)...)
-			return counted(0, f) >= was+uint64(len(all)+1)
+			return counted(0, f) >= was+uint64(len(all))
 		})
 	}
 	for _, p := range listeners {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,8 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 
 	"weft/internal/fabric/trunk"
-	"weft/internal/proto/ib"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/mono"
 )
 
@@ -58,7 +60,7 @@ func (c *Capture) Kill() { c.proc.Kill() }
 
 // Packets ends the capture, and calls f with each native packet that passed the
 // cable, as whole and in the order as the receiver got them: for each receiver, trunk.Core takes
-// them out of the datagrams. A packet is valid during the call.
+// them out of the datagrams. The nodes have --trunk-security none. A packet is valid during the call.
 func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 	c.proc.Signal(syscall.SIGINT)
 	if err := c.proc.Wait(limitQuick); err != nil {
@@ -76,7 +78,7 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 	if err != nil {
 		return err
 	}
-	receivers := map[trunk.Epoch]*trunk.Core{}
+	receivers := map[uint32]*trunk.Core{} // by session index
 	for {
 		data, info, err := r.ReadPacketData()
 		if errors.Is(err, io.EOF) {
@@ -91,24 +93,46 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 			return fmt.Errorf("no datagram of UDP: %v", p)
 		}
 		var h trunk.Header
-		if _, why := h.Parse(udp.Payload); why != trunk.OK {
+		if _, why := h.Parse(udp.Payload); why == trunk.BadKind {
+			continue // of a handshake
+		} else if why != trunk.OK {
 			return fmt.Errorf("no datagram of a trunk (%v): %x", why, udp.Payload)
 		}
-		if h.To == 0 {
-			continue // a hello without an epoch of the receiver
-		}
-		to := receivers[h.To]
+		now := mono.Time(info.Timestamp.UnixNano())
+		to := receivers[h.Index]
 		if to == nil {
-			// The GUID is any but the sender's.
-			if to, err = trunk.New(trunk.Config{Node: h.Node ^ 1, Epoch: h.To, Peers: []ib.GUID{h.Node}}); err != nil {
+			if to, err = newReceiver(now, h.Index); err != nil {
 				return err
 			}
-			receivers[h.To] = to
+			receivers[h.Index] = to
 		}
-		to.Handle(mono.Time(info.Timestamp.UnixNano()), 0, udp.Payload, func(_ int, packet []byte) {
-			f(info.Timestamp,
-				packet)
-		})
+		to.Handle(now, sender, udp.Payload, func(_ int, packet []byte) { f(info.Timestamp, packet) })
 		to.Recycle()
 	}
+}
+
+// sender is any address.
+var sender = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), trunk.DefaultPort)
+
+// newReceiver returns a Core whose trunk is up by a session of its own with an index, that takes packets as they are.
+func newReceiver(now mono.Time, index uint32) (*trunk.Core, error) {
+	to, err := trunk.New(trunk.Config{Node: 1, Peers: []trunk.PeerConfig{{Addr: sender}}})
+	if err != nil {
+		return nil, err
+	}
+	key, err := seal.NewKey(make([]byte, 32), index)
+	if err != nil {
+		return nil, err
+	}
+	hello := handshake.Hello{Mode: seal.None, Epoch: 1, Node: 2}
+	to.Install(now, 0, handshake.Result{Identity: handshake.Identity{Node: 2}, Local: hello, Remote: hello, Send: key,
+		Recv: key})
+	// A hello of a peer that receives brings it up.
+	h := trunk.Header{Kind: trunk.Control, Stream: trunk.MaxStreams, Index: index, Number: 1 << 40}
+	b := make([]byte, trunk.HeaderLen+12, 64)
+	h.Put(b)
+	b[trunk.HeaderLen], b[trunk.HeaderLen+1] = 1, 1
+	to.Handle(now, sender, key.Seal(new(seal.Scratch), seal.Encrypt, b, trunk.HeaderLen,
+		trunk.MaxStreams<<56|h.Number), nil)
+	return to, nil
 }

@@ -39,6 +39,9 @@ func StartNode(ns *NetNS, uid int, flags ...string) (*Node, error) {
 	err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, uidOr(uid), -1))
 	n := &Node{Dir: filepath.Join(dir, "node"), NetNS: ns, UID: uid}
 	if err == nil {
+		flags, err = secured(dir, flags)
+	}
+	if err == nil {
 		n.Proc, err = Start(Cmd{NetNS: n.netns(), UID: uid, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir},
 			flags...)})
 	}
@@ -52,6 +55,19 @@ func StartNode(ns *NetNS, uid int, flags ...string) (*Node, error) {
 		return nil, fmt.Errorf("%w; it printed:\n%s", err, n.Proc.Output())
 	}
 	return n, nil
+}
+
+// secured gives the key of all labs to a node with peers, unless its flags name another way.
+func secured(dir string, flags []string) ([]string, error) {
+	is := func(prefix string) bool {
+		return slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, prefix) })
+	}
+	if !is("--peer") || is("--trunk-security") || is("--trunk-key-file") {
+		return flags, nil
+	}
+	file := filepath.Join(dir, "trunk-key")
+	const key = "8f1c35a4d7e60b9218c43f7ab5d0e6914c2b7d1f08a3e5967bd2c4f1e8a05936"
+	return append(slices.Clone(flags), "--trunk-key-file", file), os.WriteFile(file, []byte(key), 0o644)
 }
 
 func uidOr(uid int) int {

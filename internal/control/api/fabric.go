@@ -224,18 +224,29 @@ type OtherManager struct {
 
 // Trunk is this node's end of a trunk.
 type Trunk struct {
-	Peer      string        `json:"peer"`
-	Port      int           `json:"port"` // of the node's switch
-	Up        bool          `json:"up"`
-	Node      string        `json:"node"` // the peer's GUID; empty: not known yet
+	Peer    string `json:"peer"`
+	Port    int    `json:"port"` // of the node's switch
+	Up      bool   `json:"up"`
+	Node    string `json:"node"` // the peer's GUID; empty: not known yet
+	Name    string `json:"name"` // of the peer, the same way, and Version
+	Version string `json:"version"`
+	// Security is what is done to packets: encrypt, authenticate or none; empty: there are no keys. KeysSince is when
+	// those in use were agreed on.
+	Security  string        `json:"security"`
+	KeysSince time.Time     `json:"keys_since"`
+	Rekeys    uint64        `json:"rekeys"`
+	Why       string        `json:"why"` // reason of the newest handshake that failed
 	Since     time.Time     `json:"since"`
 	RTTNS     time.Duration `json:"rtt_ns"`
-	Limit     int           `json:"limit"` // bytes of a datagram; 0: there is no route
-	Sent      uint64        `json:"sent_packets"`
-	Received  uint64        `json:"rcvd_packets"`
-	Lost      uint64        `json:"lost"`      // datagrams that did not come
-	Reordered uint64        `json:"reordered"` // datagrams that came late
-	Downs     uint64        `json:"downs"`
+	Limit     int           `json:"limit"` // bytes of the largest datagram, as measured; 0: there is no route
+	// LimitHere and LimitThere are the limits of the path as this node and the peer have it; 0: not known.
+	LimitHere  int    `json:"limit_here"`
+	LimitThere int    `json:"limit_there"`
+	Sent       uint64 `json:"sent_packets"`
+	Received   uint64 `json:"rcvd_packets"`
+	Lost       uint64 `json:"lost"`      // datagrams that did not come
+	Reordered  uint64 `json:"reordered"` // datagrams that came late
+	Downs      uint64 `json:"downs"`
 }
 
 // Memberships of a partition.

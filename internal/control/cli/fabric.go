@@ -286,6 +286,8 @@ var trunkColumns = []column[api.Trunk]{
 		return "down"
 	}},
 	{head: "NODE", cell: func(t api.Trunk) any { return t.Node }},
+	{head: "NAME", cell: func(t api.Trunk) any { return t.Name }, wide: 6},
+	{head: "SECURITY", cell: func(t api.Trunk) any { return t.Security }},
 	{head: ">RTT", cell: func(t api.Trunk) any {
 		if t.RTTNS == 0 {
 			return ""

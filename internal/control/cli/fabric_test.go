@@ -112,7 +112,8 @@ func (f *fakeFabric) Trunks(context.Context) ([]api.Trunk, error) {
 	if f.mode == "empty" {
 		return nil, nil
 	}
-	return []api.Trunk{{Peer: "10.0.0.2:4792", Port: 36, Up: true, Node: "02aa:0000:0002:0000", RTTNS: 123456,
+	return []api.Trunk{{Peer: "10.0.0.2:4792", Port: 36, Up: true, Node: "02aa:0000:0002:0000", Name: "host2",
+		Security: "encrypt", RTTNS: 123456,
 		Limit: 8972, Sent: 5, Received: 6, Lost: 1},
 		{Peer: "10.0.0.3:4792", Port: 35, Downs: 1}}, nil
 }

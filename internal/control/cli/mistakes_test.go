@@ -223,7 +223,7 @@ func TestCutTable(t *testing.T) {
 	var out bytes.Buffer
 	row := api.Trunk{Peer: "[fd00:1111:2222:3333:4444:5555:6666:7777]:4792", Node: "0200:5e00:53ff:0003", Limit: 8952, Lost: 1}
 	writeTable(&screen{Writer: &out, width: 80}, "", trunkColumns, []api.Trunk{row})
-	for _, want := range []string{"LIMIT", "8952", "… --wide shows DOWNS, RECEIVED, SENT, PORT, REORDERED, PEER whole"} {
+	for _, want := range []string{"LIMIT", "8952", "… --wide shows DOWNS, RECEIVED, SENT, PORT, REORDERED, NAME, PEER whole"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}

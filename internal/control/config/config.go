@@ -55,15 +55,18 @@ type Config struct {
 	McastPayloads  int
 	McastThreshold int // 0: McastPayloads
 
-	Fabric      bool
-	Peers       []string // see PeerAddr
-	TrunkPort   int
-	SwitchPorts int
-	SM          string // one of the SM constants
-	SMPriority  int
-	MKeyFile    string // empty: the M_Key of the store
-	Store       string // see StoreKind, StoreURLs
-	StoreListen string // empty: the embedded store has no listener
+	Fabric    bool
+	Peers     []string // see PeerAddr
+	TrunkPort int
+	// TrunkSecurity is what is done to packets on trunks: one of the Trunk constants.
+	TrunkSecurity string
+	TrunkKeyFile  string // empty: no key authenticates the nodes that Peers names
+	SwitchPorts   int
+	SM            string // one of the SM constants
+	SMPriority    int
+	MKeyFile      string // empty: the M_Key of the store
+	Store         string // see StoreKind, StoreURLs
+	StoreListen   string // empty: the embedded store has no listener
 
 	IPoIB       bool
 	IPoIBParams string
@@ -72,6 +75,13 @@ type Config struct {
 	IPoIBMTU    int
 	IPoIBQKey   int
 }
+
+// Values of the setting trunk-security.
+const (
+	TrunkEncrypt      = "encrypt"
+	TrunkAuthenticate = "authenticate"
+	TrunkNone         = "none"
+)
 
 // Values of the setting sm.
 const (

@@ -77,7 +77,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
 		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
 		Fabric: true, Peers: []string{"10.0.0.2",
-			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, SwitchPorts: 9, SM: "off",
+			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate", TrunkKeyFile: "/t", SwitchPorts: 9, SM: "off",
 		SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
@@ -85,6 +85,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		"roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms",
 		"idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2",
+		"trunk-security": "authenticate", "trunk-key-file": "/t",
 		"switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1",
 		"store-listen": "http://h:2",
 		"ipoib":        "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
@@ -169,7 +170,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	}
 	for i := range Settings {
 		key := Settings[i].Name
-		if key != "wire-local" && key != "real-time" && key != "fabric" && key != "ipoib-params" &&
+		if key != "wire-local" && key != "real-time" && key != "fabric" && key != "ipoib-params" && key != "trunk-key-file" &&
 			!strings.Contains("\n"+err.Error(), "\n"+key+" must") {
 			t.Errorf("%v does not name %s", err, key)
 		}

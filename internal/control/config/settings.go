@@ -165,6 +165,17 @@ var Settings = []Setting{
 				bad("and roce-port must differ, and are both %d", c.TrunkPort)
 			}
 		}},
+	{Name: "trunk-security", Group: "Subnet", Help: "what protects packets on trunks: encrypt, authenticate or none",
+		Default: TrunkEncrypt,
+		Doc: "authenticate leaves packets readable on the network, none also lets them be forged. " +
+			"Of two nodes the stronger setting counts at both. With --peer and without a key file only none is possible.",
+		field: func(c *Config) any { return &c.TrunkSecurity },
+		check: oneOf(func(c *Config) *string { return &c.TrunkSecurity }, TrunkEncrypt, TrunkAuthenticate, TrunkNone)},
+	{Name: "trunk-key-file", Group: "Subnet", Help: "file with the key that the nodes of --peer share",
+		Doc: "It contains 64 hexadecimal digits, such as openssl rand -hex 32 prints; a password is too weak. " +
+			"A node with another key gets no trunk.",
+		Example: "/etc/weft/trunk-key",
+		field:   func(c *Config) any { return &c.TrunkKeyFile }},
 	{Name: "switch-ports", Group: "Subnet", Help: "ports of the node's switch, for devices and trunks together",
 		Default: 36, Unit: "ports",
 		field: func(c *Config) any { return &c.SwitchPorts },

@@ -3,7 +3,7 @@
 package trunk
 
 import (
-	"weft/internal/proto/ib"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/mono"
 )
 
@@ -13,11 +13,13 @@ const (
 	maxTrains  = 256
 	maxPieces  = 4096
 	// Upper bounds of what one packet needs besides its own length.
-	packetExtra  = HeaderLen + lengthLen + MaxFragments*(FragmentLen+1)
+	packetExtra  = FragmentLen + lengthLen + MaxFragments*(FragmentLen+seal.TagLen+1) + seal.TagLen
 	packetPieces = 2*MaxFragments + 1
 
 	maxTrain      = 64    // datagrams of one UDP_SEGMENT call: the kernel's limit
 	maxTrainBytes = 65000 // below 65535 - 20 - 8, the largest datagram
+	// batchStart is room in front of the first datagram: a fragment's header in front of a packet begins there.
+	batchStart = FragmentLen - HeaderLen
 )
 
 // Drop is the reason for which Reserve refuses a packet.
@@ -83,12 +85,13 @@ type Injector interface {
 // Batch lays out the datagrams of one stream. Packets are built in the buffer
 // that the socket sends from. It belongs to one goroutine.
 type Batch struct {
-	head   Header // of the next datagram, except To and Seq
-	seq    []uint32
-	drops  []Drops
-	remote func(peer int) Remote
-	inject Injector
-	send   func(peer int, p []byte)
+	head    Header // of the next datagram, except Index and Number
+	number  [MaxPeers]uint64
+	drops   [MaxPeers]Drops
+	scratch seal.Scratch
+	remote  func(peer int) Remote
+	inject  Injector
+	send    func(peer int, p []byte)
 
 	buf  []byte
 	tail int
@@ -99,7 +102,12 @@ type Batch struct {
 		packets int // 0: none
 		off     int
 		peer    int
-		to      Epoch
+		key     *seal.Key
+		mode    seal.Mode
+	}
+	used struct { // datagrams sealed with a key that its use count lacks
+		key *seal.Key
+		n   uint64
 	}
 	room struct { // of the packet that Reserve returned
 		n, peer int // n 0: none
@@ -107,13 +115,11 @@ type Batch struct {
 	}
 }
 
-// NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
-// epoch to any of the peers. Each Reserve calls remote.
-func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int, remote func(peer int) Remote) *Batch {
-	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers),
-		drops:  make([]Drops, peers),
-		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0,
-			maxPieces)}
+// NewBatch returns an empty Batch of a stream, below MaxStreams, to any of the peers. Each Reserve calls remote. No two
+// Batches of a node have the same stream: number and stream are the counter that a key must see once.
+func NewBatch(stream uint8, remote func(peer int) Remote) *Batch {
+	b := &Batch{head: Header{Stream: stream}, remote: remote, buf: make([]byte, batchBytes), tail: batchStart,
+		trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
 	b.send = b.copyOut
 	return b
 }
@@ -125,6 +131,9 @@ func (b *Batch) Inject(i Injector) { b.inject = i }
 // Drops returns the number of packets to a peer that Reserve refused, by reason.
 func (b *Batch) Drops(peer int) Drops { return b.drops[peer] }
 
+// Forget begins the count of refused packets anew: an index serves another peer.
+func (b *Batch) Forget(peer int) { b.drops[peer] = Drops{} }
+
 // Reserve returns a buffer for a packet of up to n octets to a peer, with
 // undefined content; nil is a counted drop. The buffer is valid until the next
 // call. Without a Commit by then, the reservation ends.
@@ -133,7 +142,7 @@ func (b *Batch) Reserve(peer, n int) []byte {
 	r := b.remote(peer)
 	why := NotDropped
 	switch {
-	case r.To == 0:
+	case r.Key == nil:
 		why = DropDown
 	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
 		why = DropTooLong
@@ -145,9 +154,9 @@ func (b *Batch) Reserve(peer, n int) []byte {
 		b.drops[peer][why]++
 		return nil
 	}
-	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To ||
-		b.tail-o.off+lengthLen+n > r.Limit) {
-		b.seal()
+	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.key != r.Key ||
+		b.tail-o.off+lengthLen+n+o.mode.Overhead() > r.Limit) {
+		b.close()
 	}
 	b.room.n, b.room.peer, b.room.r = n, peer, r
 	at := b.start()
@@ -214,58 +223,80 @@ func (b *Batch) commit(n int) {
 	m.n = 0
 	at := b.start()
 	if b.open.packets == 0 {
-		if HeaderLen+lengthLen+n > m.r.Limit {
+		if HeaderLen+lengthLen+n+m.r.Mode.Overhead() > m.r.Limit {
 			b.cut(at, n)
 			return
 		}
-		b.open.off, b.open.peer, b.open.to = b.tail, m.peer, m.r.To
+		b.open.off, b.open.peer, b.open.key, b.open.mode = b.tail, m.peer, m.r.Key, m.r.Mode
 	}
 	b.open.packets++
 	be.PutUint16(b.buf[at-lengthLen:], uint16(n))
 	b.tail = at + n
 }
 
-// seal ends the open datagram.
-func (b *Batch) seal() {
+// close ends the open datagram and seals it.
+func (b *Batch) close() {
 	o := &b.open
 	if o.packets == 0 {
 		return
 	}
-	b.header(Data, o.peer, o.to, o.off)
+	counter := b.header(Data, o.peer, o.key, o.off)
+	b.tail = o.off + len(o.key.Seal(&b.scratch, o.mode, b.buf[o.off:b.tail], HeaderLen, counter))
 	t := b.datagram(o.peer, b.tail-o.off)
 	b.piece(t, o.off, b.tail-o.off)
 	t.Packets += o.packets
 	o.packets = 0
 }
 
-// cut makes fragments of the packet of n octets at off. Their headers lie
-// behind it.
+// cut makes fragments of the packet of n octets at off, and seals each where it lies. Their headers and tags lie
+// behind the packet.
 func (b *Batch) cut(off, n int) {
 	m := &b.room
-	most := m.r.Limit - FragmentLen
+	tag := m.r.Mode.Overhead()
+	most := m.r.Limit - FragmentLen - tag
 	p := piece{count: (n + most - 1) / most, length: n}
 	size := p.size()
 	end := off + size*p.count
 	clear(b.buf[off+n : end])
 	for ; p.index < p.count; p.index++ {
-		b.header(Fragment, m.peer, m.r.To, end)
+		counter := b.header(Fragment, m.peer, m.r.Key, end)
 		p.put(b.buf[end+HeaderLen:])
-		t := b.datagram(m.peer, FragmentLen+size)
+		at := off + p.index*size
+		m.r.Key.SealApart(&b.scratch, m.r.Mode, b.buf, end, FragmentLen, at, size, end+FragmentLen, counter)
+		t := b.datagram(m.peer, FragmentLen+size+tag)
 		b.piece(t, end, FragmentLen)
-		b.piece(t, off+p.index*size, size)
+		b.piece(t, at, size)
+		if tag > 0 {
+			b.piece(t, end+FragmentLen, tag)
+		}
 		if p.index == p.count-1 {
 			t.Packets++
 		}
-		end += FragmentLen
+		end += FragmentLen + tag
 	}
 	b.tail = end
 }
 
-func (b *Batch) header(k Kind, peer int, to Epoch, off int) {
+// header writes the next header of a peer at off and returns its counter.
+func (b *Batch) header(k Kind, peer int, key *seal.Key, off int) uint64 {
+	if u := &b.used; u.key != key {
+		b.count()
+		u.key = key
+	}
+	b.used.n++
 	h := &b.head
-	b.seq[peer]++
-	h.Kind, h.To, h.Seq = k, to, b.seq[peer]
+	b.number[peer]++
+	h.Kind, h.Index, h.Number = k, key.Index(), b.number[peer]
 	h.Put(b.buf[off:])
+	return h.counter()
+}
+
+// count brings the use count of a key up to date.
+func (b *Batch) count() {
+	if b.used.n > 0 {
+		b.used.key.Use(b.used.n)
+		b.used.n = 0
+	}
 }
 
 // datagram appends a datagram to the newest train, or to a new one.
@@ -298,12 +329,13 @@ func (b *Batch) piece(t *Train, off, n int) {
 
 // Waiting returns the number of octets committed since Reset, headers
 // included.
-func (b *Batch) Waiting() int { return b.tail }
+func (b *Batch) Waiting() int { return b.tail - batchStart }
 
 // Trains ends the open datagram and returns all that was committed since Reset,
 // in order; valid until the next Reserve.
 func (b *Batch) Trains() []Train {
-	b.seal()
+	b.close()
+	b.count()
 	return b.trains
 }
 
@@ -315,6 +347,6 @@ func (b *Batch) Bytes() []byte { return b.buf }
 
 // Reset discards all that was committed or reserved.
 func (b *Batch) Reset() {
-	b.tail, b.trains, b.pieces = 0, b.trains[:0], b.pieces[:0]
+	b.tail, b.trains, b.pieces = batchStart, b.trains[:0], b.pieces[:0]
 	b.open.packets, b.room.n = 0, 0
 }

@@ -5,8 +5,12 @@ package trunk
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/netip"
 	"time"
 
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
@@ -14,34 +18,48 @@ import (
 
 // Config configures a Core.
 type Config struct {
-	Node  ib.GUID // this node's, not 0
-	Epoch Epoch   // of this start: random, not 0
-	// Peers are the node GUIDs of the peers; 0 accepts the GUID of the node that
-	// replies at the peer's address.
-	Peers []ib.GUID
-	// HelloEvery and DownAfter are the package's constants if 0.
-	HelloEvery, DownAfter time.Duration
-	// Event is called when a trunk comes up or goes down, on the Core's
-	// goroutine, within Handle or Tick. It must not call the Core. It may be nil.
-	Event func(Event)
+	Node          ib.GUID // this node's, not 0
+	Name, Version string  // of this node, for the peers
+	// Mode is the weakest that this node accepts; of two ends the stronger one's mode counts.
+	Mode seal.Mode
+	// Trust authenticates the peers. nil: there are no handshakes; sessions come by Install.
+	Trust handshake.Trust
+	// Wall is the time of certificates; needed with Trust.
+	Wall func(mono.Time) time.Time
+	// Rand is the source of epochs, indices and nonces; nil: crypto/rand. Key exchange and signatures take their
+	// randomness inside the crypto packages.
+	Rand io.Reader
+	// Peers are those from the start; AddPeer adds others.
+	Peers []PeerConfig
+	// HelloEvery and DownAfter are the package's constants if 0, and so are RekeyAfter and RekeyDatagrams.
+	HelloEvery, DownAfter, RekeyAfter time.Duration
+	RekeyDatagrams                    uint64
+	// Event is called when a trunk comes up or goes down, Changed when a peer's Remote or address may have changed.
+	// Both
+	// are called on the Core's goroutine, within its calls, and must only read the Core. They may be nil.
+	Event   func(Event)
+	Changed func(peer int)
 	// Read returns the time up to which all datagrams of a peer have been
 	// handled, so that a busy node does not count unread datagrams as silence.
 	// nil: the time of Tick.
 	Read func(peer int) mono.Time
 }
 
+// PeerConfig is a node at the other end of a trunk.
+type PeerConfig struct {
+	// Addr is where it receives. The zero value is that of a peer that begins itself, from wherever it is; its Node is
+	// needed then.
+	Addr netip.AddrPort
+	// Node is its GUID; 0 accepts the GUID of the node that proves itself at Addr.
+	Node ib.GUID
+	// Limit is the size of the largest datagram on the path to it as this node has it; SetLimit changes it.
+	Limit int
+}
+
 func (c *Config) validate() error {
 	var errs []error
-	if c.Node == 0 || c.Epoch == 0 {
-		errs = append(errs, errors.New("node GUID and epoch must not be 0"))
-	}
-	if len(c.Peers) > MaxPeers {
-		errs = append(errs, fmt.Errorf("%d peers are too many: at most %d", len(c.Peers), MaxPeers))
-	}
-	for i, g := range c.Peers {
-		if g != 0 && g == c.Node {
-			errs = append(errs, fmt.Errorf("peer %d has this node's GUID %v", i, g))
-		}
+	if c.Node == 0 {
+		errs = append(errs, errors.New("the node GUID must not be 0"))
 	}
 	if c.HelloEvery < 0 || c.DownAfter < 0 || c.DownAfter != 0 && c.DownAfter < c.HelloEvery {
 		errs = append(errs, fmt.Errorf("hellos every %v, down after %v: must be positive and in this order",
@@ -55,8 +73,7 @@ type Event struct {
 	Peer int
 	Up   bool
 	Node ib.GUID // of the peer
-	// Epoch is the peer's, for a Remote; 0 if down.
-	Epoch Epoch
+	Name string  // of the peer
 	// Restarted: the peer has another epoch than before. If it was up, a down
 	// and an up event follow each other.
 	Restarted bool
@@ -65,14 +82,15 @@ type Event struct {
 // Remote is the state of a peer that a Batch depends on. The zero value is a
 // peer that is down.
 type Remote struct {
-	To Epoch // 0: down, nothing can be sent
+	Key  *seal.Key // nil: down, nothing can be sent
+	Mode seal.Mode
 	// Limit is the size of the largest datagram, MinDatagram to MaxDatagram.
 	Limit int
 }
 
 // Counters count what one trunk received. They continue when the peer restarts.
 type Counters struct {
-	Datagrams   uint64 `counter:"rcvd_datagrams"` // accepted, hellos included
+	Datagrams   uint64 `counter:"rcvd_datagrams"` // accepted, control datagrams included
 	Bytes       uint64 `counter:"rcvd_bytes"`     // of those datagrams
 	Packets     uint64 `counter:"rcvd_packets"`   // delivered
 	Reassembled uint64 // of the delivered packets, those that arrived in fragments
@@ -83,6 +101,10 @@ type Counters struct {
 	Replies     uint64 `counter:"hello_replies"` // accepted
 	Ups, Downs  uint64 // changes of the trunk's state
 	Restarts    uint64 // of the peer
+	Sessions    uint64 // handshakes completed with the peer
+	Rekeys      uint64 // of these, those that replaced a session in use
+	Refused     uint64 `counter:"handshakes_failed"`
+	Probes      uint64 `counter:"mtu_probes"` // sent
 	Drop        Refusals
 }
 
@@ -92,46 +114,85 @@ func (c *Counters) Each(f func(name string, v uint64)) { counters.Each("", c, f)
 // Status is the state of one trunk.
 type Status struct {
 	Up    bool
-	Node  ib.GUID   // of the peer; 0: not known yet
-	Epoch Epoch     // of the peer; 0: down
-	Since mono.Time // of the last change; 0: never up
+	Addr  netip.AddrPort // where the peer is; zero: not known yet
+	Node  ib.GUID        // of the peer; 0: not known yet
+	Name  string         // of the peer, the same way, and Version
+	Since mono.Time      // of the last change; 0: never up
 	// RTT is the smoothed round trip of hellos, 0: none yet; LastRTT the newest.
 	RTT, LastRTT time.Duration
+	Version      string
+	// Session is when the keys in use were agreed on; 0: there are none. Mode is what they do.
+	Session mono.Time
+	Mode    seal.Mode
+	// Limit is the size of the largest datagram that passes, as measured; Own and Theirs are the limits of the path as
+	// this node and the peer have it; 0: not known.
+	Limit, Own, Theirs int
+	// Measured: Limit is all that Own and Theirs allow. Hole: larger datagrams than Limit do not pass.
+	Measured, Hole bool
+	// Why is the reason of the newest handshake that failed, empty once one completes.
+	Why string
 	Counters
+}
+
+// Strays count datagrams that belong to no session, and what handshakes did.
+type Strays struct {
+	Drop Stray
+	handshake.Counters
+}
+
+// Each calls f with the name and the value of every counter, in a fixed order.
+func (s *Strays) Each(f func(name string, v uint64)) {
+	counters.Each("", s, f)
 }
 
 const helloMemory = 8 // number of recent hellos with a measured reply
 
 // peer is the state of one trunk.
 type peer struct {
-	guid   ib.GUID // configured, or 0
+	used   bool
+	cfg    PeerConfig
+	addr   netip.AddrPort // where it is
 	status Status
-	heard  mono.Time // last datagram with the right epochs
-	// The epoch that was proved last, and the one before.
-	last, before Epoch
-	// The epoch that hellos claim, the time of the last such hello, and its
-	// number. Nothing proves the claim; it is only echoed in replies and hellos.
-	claim   Epoch
-	claimed mono.Time
-	theirNo uint32
+	epoch  uint64 // of this end
+	// theirs is the epoch of the peer that was proved last, by the handshake of the newest confirmed session.
+	theirs     uint64
+	generation uint32 // of the handshakes begun here
+	sessions   []*session
+	tx         *session // of sessions, the one to send on; nil: none is confirmed
+	heard      mono.Time
+	begin      mono.Time // earliest next handshake
+	wantsRekey bool      // the peer has used its key up
+	restarted  bool      // the next event of a trunk that comes up states it
+
+	theirNo uint32 // newest number of a hello
 	// What Next sends: a reply, and a hello out of turn.
 	reply   bool
-	replyTo Epoch
 	replyNo uint32
+	ack     probe // of a probe; size 0: none
 	hello   bool
 
+	number  uint64 // of control datagrams
 	helloNo uint32
 	sentAt  [helloMemory]mono.Time // by number of the hello
-	streams [MaxStreams]*window
+	streams [numStreams]*window
 	parts   partials
+	path    path
 }
 
 // Core is a node's end of its trunks. Its calls must not overlap.
 type Core struct {
-	cfg   Config
-	peers []peer
-	pool  pool
-	next  mono.Time // of the hellos
+	cfg     Config
+	peers   []peer
+	byAddr  map[netip.AddrPort]int
+	byIndex map[uint32]*session
+	old     [oldSessions]uint32 // indices of sessions that ended
+	oldNext int
+	last    *session // of the newest datagram
+	hs      *handshake.Endpoint
+	strays  Stray
+	scratch seal.Scratch
+	pool    pool
+	next    mono.Time // of the hellos
 	// Peers before turn have nothing for Next.
 	turn int
 }
@@ -141,59 +202,174 @@ func New(cfg Config) (*Core, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.HelloEvery == 0 {
-		cfg.HelloEvery = HelloEvery
+	set := func(d *time.Duration, to time.Duration) {
+		if *d == 0 {
+			*d = to
+		}
 	}
-	if cfg.DownAfter == 0 {
-		cfg.DownAfter = max(DownAfter, cfg.HelloEvery)
+	set(&cfg.HelloEvery, HelloEvery)
+	set(&cfg.DownAfter, max(DownAfter, cfg.HelloEvery))
+	set(&cfg.RekeyAfter, RekeyAfter)
+	if cfg.RekeyDatagrams == 0 {
+		cfg.RekeyDatagrams = RekeyDatagrams
 	}
 	if cfg.Event == nil {
 		cfg.Event = func(Event) {}
 	}
-	c := &Core{cfg: cfg, peers: make([]peer, len(cfg.Peers))}
-	for i := range c.peers {
-		c.peers[i].guid = cfg.Peers[i]
+	if cfg.Changed == nil {
+		cfg.Changed = func(int) {}
 	}
-	c.turn = len(c.peers)
+	c := &Core{cfg: cfg, byAddr: map[netip.AddrPort]int{}, byIndex: map[uint32]*session{}}
+	c.newHandshakes()
+	for _, p := range cfg.Peers {
+		if _, err := c.AddPeer(p); err != nil {
+			return nil, err
+		}
+	}
 	return c, nil
 }
 
-// Peers returns the number of peers.
+// AddPeer adds a peer and returns its index, which may be that of one that was removed. The caller then calls Tick.
+func (c *Core) AddPeer(cfg PeerConfig) (int, error) {
+	switch {
+	case cfg.Node != 0 && cfg.Node == c.cfg.Node:
+		return 0, fmt.Errorf("the peer has this node's GUID %v", cfg.Node)
+	case !cfg.Addr.IsValid() && cfg.Node == 0:
+		return 0, errors.New("a peer without an address needs its node GUID")
+	}
+	for i := range c.peers {
+		p := &c.peers[i]
+		if p.used && (cfg.Addr.IsValid() && p.cfg.Addr == cfg.Addr || cfg.Node != 0 && p.cfg.Node == cfg.Node) {
+			return 0, fmt.Errorf("%v is given twice, as peer %d", cfg.Addr, i)
+		}
+	}
+	i := 0
+	for i < len(c.peers) && c.peers[i].used {
+		i++
+	}
+	if i == len(c.peers) {
+		if i == MaxPeers {
+			return 0, fmt.Errorf("%d peers are too many: at most %d", i+1, MaxPeers)
+		}
+		c.peers = append(c.peers, peer{})
+	}
+	p := &c.peers[i]
+	*p = peer{used: true, cfg: cfg, addr: cfg.Addr, epoch: c.newEpoch()}
+	p.status.Node = cfg.Node
+	p.path.own = cfg.Limit
+	if cfg.Addr.IsValid() {
+		c.byAddr[cfg.Addr] = i
+	}
+	c.turn = len(c.peers)
+	c.next = min(c.next, 1) // hellos, and handshakes, are due
+	c.cfg.Changed(i)
+	return i, nil
+}
+
+// RemovePeer ends the trunk to a peer at once, and its sessions. Its index may become that of another.
+func (c *Core) RemovePeer(now mono.Time, i int) {
+	p := &c.peers[i]
+	if !p.used {
+		return
+	}
+	if c.hs != nil {
+		c.hs.Cancel(i)
+	}
+	for len(p.sessions) > 0 {
+		c.end(p, p.sessions[0])
+	}
+	if p.status.Up {
+		c.down(now, i, false)
+	}
+	p.parts.clear(&c.pool)
+	if c.byAddr[p.cfg.Addr] == i {
+		delete(c.byAddr, p.cfg.Addr)
+	}
+	*p = peer{}
+	c.cfg.Changed(i)
+}
+
+// SetLimit sets the size of the largest datagram on the path to a peer, as this node has it; 0: there is no route.
+func (c *Core) SetLimit(i int, limit int) {
+	p := &c.peers[i]
+	if !p.used || p.path.own == limit {
+		return
+	}
+	p.path.own = limit
+	p.path.follow()
+	p.hello = true
+	c.turn = 0
+	c.cfg.Changed(i)
+}
+
+// Peers returns the number of peers; free indices of removed ones count.
 func (c *Core) Peers() int { return len(c.peers) }
+
+// Used reports whether an index is that of a peer.
+func (c *Core) Used(peer int) bool { return peer < len(c.peers) && c.peers[peer].used }
+
+// Remote returns what a Batch depends on.
+func (c *Core) Remote(i int) Remote {
+	p := &c.peers[i]
+	if !p.status.Up || p.tx == nil {
+		return Remote{}
+	}
+	return Remote{Key: p.tx.send, Mode: p.tx.mode, Limit: p.path.limit()}
+}
+
+// Addr returns where a peer is; the zero value: not known.
+func (c *Core) Addr(i int) netip.AddrPort { return c.peers[i].addr }
 
 // Status returns the state of the trunk to a peer.
 func (c *Core) Status(peer int) Status {
 	p := &c.peers[peer]
 	s := p.status
 	s.Expired = p.parts.expired
+	s.Addr, s.Own, s.Theirs, s.Limit = p.addr, p.path.own, p.path.theirs, p.path.limit()
+	s.Measured, s.Hole = p.path.measured(), p.path.hole()
+	if p.tx != nil {
+		s.Session, s.Mode = p.tx.at, p.tx.mode
+	}
 	return s
 }
 
-// Handle handles a datagram from the address of a peer, delivers its packets, at
-// most MaxPackets, and returns their number. A packet is a part of the datagram
-// or, if it was reassembled, valid until Recycle. deliver may use a Batch, but
-// not the Core. Refused datagrams are counted. The caller then calls Next.
-func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(peer int, packet []byte)) (delivered int) {
-	p := &c.peers[peer]
-	before := p.status.Packets
+// Strays returns the counters of what belongs to no peer.
+func (c *Core) Strays() Strays {
+	s := Strays{Drop: c.strays}
+	if c.hs != nil {
+		s.Counters = c.hs.Counters
+	}
+	return s
+}
+
+// Handle handles a datagram from an address, delivers its packets, at most MaxPackets, and returns their number. It
+// decrypts the datagram in place. A packet is a part of the datagram or, if it was reassembled, valid until Recycle.
+// deliver may use a Batch, but not the Core. Refused datagrams are counted. The caller then calls Next.
+func (c *Core) Handle(now mono.Time, from netip.AddrPort, datagram []byte, deliver func(peer int, packet []byte)) (
+	delivered int) {
+	if len(datagram) >= HeaderLen && datagram[0] == seal.Magic && datagram[1]>>4 == seal.Version &&
+		handshake.HandshakeKind(datagram) {
+		c.handshake(now, from, datagram)
+		return 0
+	}
 	var h Header
-	body, why := h.Parse(datagram)
-	if why == OK {
-		why = c.permitted(p, &h)
-	}
-	if why == OK {
-		switch h.Kind {
-		case Hello:
-			why = c.hello(now, peer, &h)
-		case HelloReply:
-			why = c.reply(now, peer, &h)
-		case Data:
-			why = c.data(now, peer, &h, body, deliver)
-		case Fragment:
-			why = c.fragment(now, peer, &h, body, deliver)
-		}
-	}
+	n, why := h.Parse(datagram)
 	if why != OK {
+		c.strays[why]++
+		return 0
+	}
+	s := c.last
+	if s == nil || s.recv.Index() != h.Index {
+		if s = c.byIndex[h.Index]; s == nil {
+			c.strays[c.unknown(h.Index)]++
+			return 0
+		}
+		c.last = s
+	}
+	i := s.peer
+	p := &c.peers[i]
+	before := p.status.Packets
+	if why = c.accept(now, from, s, &h, datagram, n, deliver); why != OK {
 		p.status.Drop[why]++
 		return 0
 	}
@@ -202,118 +378,60 @@ func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(pee
 	return int(p.status.Packets - before)
 }
 
-// Recycle reuses the memory of the packets that Handle delivered.
-func (c *Core) Recycle() { c.pool.recycle() }
-
-// permitted validates the sender and the receiver of the datagram. Hellos may
-// bring a new epoch.
-func (c *Core) permitted(p *peer, h *Header) Refusal {
-	s := &p.status
-	switch {
-	case p.guid != 0 && h.Node != p.guid || h.Node == c.cfg.Node:
-		return WrongNode
-	case h.From == p.before:
-		return WrongEpoch
-	case h.Kind == Hello:
-		return OK
-	case h.To != c.cfg.Epoch:
-		return WrongEpoch
-	case h.Kind == HelloReply:
-		return OK
-	case !s.Up:
-		return PeerDown
-	case h.From != s.Epoch:
-		return WrongEpoch
-	case h.Node != s.Node:
-		return WrongNode
+// accept handles a datagram of a session.
+func (c *Core) accept(now mono.Time, from netip.AddrPort, s *session, h *Header, d []byte, n int,
+	deliver func(int, []byte)) Refusal {
+	p := &c.peers[s.peer]
+	mode := s.mode
+	if h.Kind == Control {
+		mode = seal.Encrypt
 	}
-	return OK
-}
-
-// hello handles a hello: it schedules a reply, and the trunk is up if the hello
-// proves that the sender receives our datagrams.
-func (c *Core) hello(now mono.Time, i int, h *Header) Refusal {
-	p := &c.peers[i]
-	p.status.Hellos++
-	p.reply, p.replyTo, p.replyNo = true, h.From, h.Seq
-	c.turn = 0
-	stale := h.From == p.claim && int32(h.Seq-p.theirNo) <= 0
-	switch {
-	case h.To == c.cfg.Epoch:
-		c.alive(now, i, h)
-	case h.To == 0 && p.status.Up && h.From == p.status.Epoch && !stale:
-		// The peer receives nothing of ours, and drops our data.
-		c.down(now, i, false)
-	}
-	if !stale {
-		p.claim, p.claimed, p.theirNo = h.From, now, h.Seq
-	}
-	return OK
-}
-
-func (c *Core) reply(now mono.Time, i int, h *Header) Refusal {
-	p := &c.peers[i]
-	p.status.Replies++
-	c.alive(now, i, h)
-	at := &p.sentAt[h.Seq%helloMemory]
-	if p.helloNo-h.Seq < helloMemory && *at != 0 {
-		p.measure(now.Sub(*at))
-		*at = 0
-	}
-	return OK
-}
-
-// measure smooths the round-trip time as RFC 6298 does.
-func (p *peer) measure(rtt time.Duration) {
-	s := &p.status
-	s.LastRTT = rtt
-	if s.RTT == 0 {
-		s.RTT = rtt
-	}
-	s.RTT += (rtt - s.RTT) / 8
-}
-
-// alive handles the proof that the peer receives our datagrams.
-func (c *Core) alive(now mono.Time, i int, h *Header) {
-	p := &c.peers[i]
-	s := &p.status
-	p.heard = now
-	if s.Up && s.Epoch == h.From && s.Node == h.Node {
-		return
-	}
-	if s.Up {
-		c.down(now, i, h.From != p.last)
-	}
-	restarted := p.last != 0 && h.From != p.last
-	if restarted {
-		s.Restarts++
-	}
-	if h.From != p.last {
-		p.before, p.last = p.last, h.From
-		// Within an epoch sequence numbers go on while the trunk goes down and up.
-		for _, w := range p.streams {
-			if w != nil {
-				*w = window{}
-			}
+	w := p.streams[h.Stream]
+	if w != nil {
+		if why := w.check(h.Number); why != OK {
+			return why
 		}
 	}
-	s.Up, s.Node, s.Epoch, s.Since = true, h.Node, h.From, now
-	s.Ups++
-	p.hello = true // the peer may need it to bring its end up
-	c.turn = 0
-	c.cfg.Event(Event{Peer: i, Up: true, Node: h.Node, Epoch: h.From, Restarted: restarted})
+	body, ok := s.recv.Open(&c.scratch, mode, d, n)
+	if !ok {
+		return Forged
+	}
+	var at piece
+	switch h.Kind {
+	case Control:
+		ok = len(body) >= controlLen
+	case Data:
+		ok = boundaries(body)
+	case Fragment:
+		at, ok = parsePiece(d[HeaderLen:FragmentLen], len(body))
+	}
+	if !ok {
+		return BadBody
+	}
+	if !s.confirmed && mode != seal.None {
+		c.confirm(now, s)
+	}
+	if h.Kind != Control && (!p.status.Up || s.theirs != p.theirs) {
+		return PeerDown
+	}
+	if why := p.sequence(h); why != OK {
+		return why
+	}
+	switch h.Kind {
+	case Control:
+		c.control(now, from, s.peer, body, len(d))
+	case Data:
+		p.heard = now
+		c.data(s.peer, body, deliver)
+	case Fragment:
+		p.heard = now
+		return c.fragment(now, s.peer, h, at, body, deliver)
+	}
+	return OK
 }
 
-func (c *Core) down(now mono.Time, i int, restarted bool) {
-	p := &c.peers[i]
-	s := &p.status
-	s.Up, s.Epoch, s.Since, s.RTT = false, 0, now, 0
-	s.Downs++
-	p.hello = true // a peer that still receives ours learns that this end is down
-	c.turn = 0
-	p.parts.clear(&c.pool)
-	c.cfg.Event(Event{Peer: i, Node: s.Node, Restarted: restarted})
-}
+// Recycle reuses the memory of the packets that Handle delivered.
+func (c *Core) Recycle() { c.pool.recycle() }
 
 // sequence applies the sequence window to a datagram of a stream.
 func (p *peer) sequence(h *Header) Refusal {
@@ -322,8 +440,11 @@ func (p *peer) sequence(h *Header) Refusal {
 		w = new(window) // once per stream and peer
 		p.streams[h.Stream] = w
 	}
-	v := w.accept(h.Seq)
-	p.status.Lost += uint64(v.gap)
+	v := w.accept(h.Number)
+	if h.Stream == controlStream {
+		return v.why // datagrams of handshakes and probes may be lost; counters are those of packets
+	}
+	p.status.Lost += v.gap
 	if v.late {
 		p.status.Reordered++
 	}
@@ -333,35 +454,19 @@ func (p *peer) sequence(h *Header) Refusal {
 	return v.why
 }
 
-func (c *Core) data(now mono.Time, i int, h *Header, body []byte, deliver func(int, []byte)) Refusal {
+func (c *Core) data(i int, body []byte, deliver func(int, []byte)) {
 	p := &c.peers[i]
-	if !boundaries(body) {
-		return BadBody
-	}
-	if why := p.sequence(h); why != OK {
-		return why
-	}
-	p.heard = now
 	for len(body) > 0 {
 		end := lengthLen + int(be.Uint16(body))
 		p.status.Packets++
 		deliver(i, body[lengthLen:end:end])
 		body = body[end:]
 	}
-	return OK
 }
 
-func (c *Core) fragment(now mono.Time, i int, h *Header, body []byte, deliver func(int, []byte)) Refusal {
+func (c *Core) fragment(now mono.Time, i int, h *Header, at piece, data []byte, deliver func(int, []byte)) Refusal {
 	p := &c.peers[i]
-	at, data, ok := parsePiece(body)
-	if !ok {
-		return BadBody
-	}
-	if why := p.sequence(h); why != OK {
-		return why
-	}
-	p.heard = now
-	packet, why := p.parts.add(now, &c.pool, h.Stream, h.Seq, at, data)
+	packet, why := p.parts.add(now, &c.pool, h.Stream, h.Number, at, data)
 	if packet != nil {
 		p.status.Packets++
 		p.status.Reassembled++
@@ -378,7 +483,7 @@ func (c *Core) read(now mono.Time, peer int) mono.Time {
 	return c.cfg.Read(peer)
 }
 
-// Tick schedules hellos, and takes down trunks after DownAfter without a datagram of the peer. The
+// Tick schedules hellos and handshakes, and takes down trunks after DownAfter without a datagram of the peer. The
 // caller then calls Next.
 func (c *Core) Tick(now mono.Time) {
 	for i := range c.peers {
@@ -386,13 +491,26 @@ func (c *Core) Tick(now mono.Time) {
 			c.down(now, i, false)
 		}
 	}
+	if c.hs != nil {
+		c.hs.Tick(now)
+		c.harvest(now)
+	}
 	if !c.next.Due(now) && c.next != 0 {
 		return
 	}
 	c.next = now.Add(c.cfg.HelloEvery)
 	for i := range c.peers {
-		c.peers[i].hello = true
-		c.peers[i].parts.expire(c.read(now, i), &c.pool)
+		p := &c.peers[i]
+		if !p.used {
+			continue
+		}
+		p.hello = true
+		p.parts.expire(c.read(now, i), &c.pool)
+		if p.path.tick(now, p.status.Up) {
+			c.cfg.Changed(i)
+		}
+		c.age(now, i)
+		c.renew(now, i)
 	}
 	c.turn = 0
 }
@@ -412,32 +530,8 @@ func (c *Core) Deadline() mono.Time {
 			d = mono.Min(d, p.heard.Add(c.cfg.DownAfter))
 		}
 	}
-	return d
-}
-
-// Next writes the next hello or reply to b, which has room for HeaderLen
-// octets, and returns the peer to send it to; ok is false if there is none.
-func (c *Core) Next(now mono.Time, b []byte) (peer, n int, ok bool) {
-	for ; c.turn < len(c.peers); c.turn++ {
-		p := &c.peers[c.turn]
-		h := Header{From: c.cfg.Epoch, Node: c.cfg.Node}
-		switch {
-		case p.reply:
-			p.reply = false
-			h.Kind, h.To, h.Seq = HelloReply, p.replyTo, p.replyNo
-		case p.hello:
-			p.hello = false
-			p.helloNo++
-			p.sentAt[p.helloNo%helloMemory] = now
-			h.Kind, h.To, h.Seq = Hello, p.status.Epoch, p.helloNo
-			if h.To == 0 && p.claim != 0 && now.Sub(p.claimed) < c.cfg.DownAfter {
-				h.To = p.claim
-			}
-		default:
-			continue
-		}
-		h.Put(b)
-		return c.turn, HeaderLen, true
+	if c.hs != nil {
+		d = mono.Min(d, c.hs.Deadline())
 	}
-	return 0, 0, false
+	return d
 }

@@ -6,9 +6,12 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"time"
 
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -21,16 +24,24 @@ type end struct {
 	core   *Core
 	batch  *Batch
 	limit  int
+	addr   netip.AddrPort
+	epoch  uint64
 	events []string
 	got    [][]byte
 }
 
-func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
+func addr(node ib.GUID) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(node)}), DefaultPort)
+}
+
+// newEnd returns an end without a session; to is the node at the other one.
+func newEnd(t testing.TB, node, to ib.GUID, limit int, mode seal.Mode) *end {
 	t.Helper()
-	e := &end{t: t, limit: limit}
-	core, err := New(Config{Node: node, Epoch: epoch, Peers: []ib.GUID{0}, Event: func(ev Event) {
-		e.events = append(e.events, fmt.Sprintf("up=%v node=%x restarted=%v", ev.Up, uint64(ev.Node), ev.Restarted))
-	}})
+	e := &end{t: t, limit: limit, addr: addr(node), epoch: uint64(node) << 8}
+	core, err := New(Config{Node: node, Mode: mode, Peers: []PeerConfig{{Addr: addr(to), Limit: limit}},
+		Event: func(ev Event) {
+			e.events = append(e.events, fmt.Sprintf("up=%v node=%x restarted=%v", ev.Up, uint64(ev.Node), ev.Restarted))
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,30 +49,56 @@ func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
 	return e
 }
 
+var lastIndex uint32 // of join
+
+// join installs a session at two ends, as a handshake that a began would.
+func join(now mono.Time, a, b *end, generation uint32) {
+	a.t.Helper()
+	lastIndex += 2
+	key := func(side byte) [2]*seal.Key {
+		var k [2]*seal.Key
+		for i := range k {
+			var err error
+			k[i], err = seal.NewKey(append(bytes.Repeat([]byte{byte(generation)}, 31), side), lastIndex+uint32(side))
+			if err != nil {
+				a.t.Fatal(err)
+			}
+		}
+		return k
+	}
+	ab, ba := key(0), key(1)
+	hello := func(e *end, g uint32) handshake.Hello {
+		return handshake.Hello{Limit: e.limit, Epoch: e.epoch, Node: e.core.cfg.Node, Generation: g,
+			Mode: e.core.cfg.Mode}
+	}
+	ha, hb := hello(a, generation), hello(b, 0)
+	a.core.Install(now, 0, handshake.Result{Initiator: true, At: b.addr, Identity: handshake.Identity{Node: hb.Node},
+		Local: ha, Remote: hb, Send: ab[0], Recv: ba[0]})
+	b.core.Install(now, 0, handshake.Result{At: a.addr, Identity: handshake.Identity{Node: ha.Node}, Local: hb,
+		Remote: ha,
+		Send:   ba[1], Recv: ab[1]})
+}
+
 // newBatch makes the batch, which is large: an end that only receives has none.
 func (e *end) newBatch() {
 	if e.batch == nil {
-		c := &e.core.cfg
-		e.batch = NewBatch(c.Node, c.Epoch, 3, 1, func(int) Remote {
-			return Remote{To: e.core.Status(0).Epoch,
-				Limit: e.limit}
-		})
+		e.batch = NewBatch(3, func(int) Remote { return e.core.Remote(0) })
 	}
 }
 
 func (e *end) handle(now mono.Time, d []byte) {
-	e.core.Handle(now, 0, d, func(_ int, p []byte) { e.got = append(e.got, bytes.Clone(p)) })
+	e.core.Handle(now, addr(0), d, func(_ int, p []byte) { e.got = append(e.got, bytes.Clone(p)) })
 }
 
-// control returns the hellos and replies that are due.
+// control returns the hellos, replies and probes that are due.
 func (e *end) control(now mono.Time) (out [][]byte) {
 	for {
-		b := bytes.Repeat([]byte{0xa5}, HeaderLen)
-		_, n, ok := e.core.Next(now, b)
+		b := bytes.Repeat([]byte{0xa5}, MaxDatagram)
+		o, ok := e.core.Next(now, b)
 		if !ok {
 			return out
 		}
-		out = append(out, b[:n])
+		out = append(out, b[:o.Len])
 	}
 }
 
@@ -121,12 +158,20 @@ func exchange(now mono.Time, a, b *end) {
 
 func pair(t testing.TB, limit int) (a, b *end) {
 	t.Helper()
-	a, b = newEnd(t, 0xa0, 0x11111111, limit), newEnd(t, 0xb0, 0x22222222, limit)
+	return pairMode(t, limit, seal.Encrypt)
+}
+
+func pairMode(t testing.TB, limit int, mode seal.Mode) (a, b *end) {
+	t.Helper()
+	a, b = newEnd(t, 0xa0, 0xb0, limit, mode), newEnd(t, 0xb0, 0xa0, limit, mode)
+	join(ms, a, b, 1)
 	a.core.Tick(ms)
 	b.core.Tick(ms)
 	exchange(ms, a, b)
-	if !a.core.Status(0).Up || !b.core.Status(0).Up {
-		t.Fatal("trunk is not up after hellos")
+	for _, e := range []*end{a, b} {
+		if s := e.core.Status(0); !s.Up || !s.Measured || s.Limit != limit {
+			t.Fatalf("trunk is not up after hellos: %+v", s)
+		}
 	}
 	return a, b
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"time"
 
-	"weft/internal/proto/ib"
+	"weft/internal/fabric/trunk/seal"
 )
 
 var be = binary.BigEndian
@@ -17,7 +17,7 @@ const (
 	DefaultPort = 4792
 	// HeaderLen is the length of the header of every datagram, FragmentLen with
 	// what a fragment adds.
-	HeaderLen   = 24
+	HeaderLen   = seal.HeaderLen
 	FragmentLen = HeaderLen + 4
 	lengthLen   = 2 // before each packet of a data datagram
 
@@ -50,50 +50,50 @@ const (
 	PartialAge = 100 * time.Millisecond
 )
 
+// Of a datagram's counter the high eight bits are the stream, the others its number there.
 const (
-	magic   = 0x57
-	version = 1
+	numberBits = 56
+	numberMask = 1<<numberBits - 1
+	// controlStream is the stream of control datagrams, beside those of lanes.
+	controlStream = MaxStreams
+	numStreams    = MaxStreams + 1
 )
 
 // Kind is what a datagram carries.
 type Kind uint8
 
-// Kinds of datagrams.
+// Kinds of datagrams; those above are of package handshake.
 const (
 	Data Kind = iota
 	Fragment
-	Hello
-	HelloReply
+	Control
 	numKinds
 )
-
-// Epoch identifies one start of a node. 0 is none.
-type Epoch uint32
 
 // Refusal is why a datagram was dropped.
 type Refusal uint8
 
 // Refusals. OK is none.
 const (
-	OK          Refusal = iota
-	Short               // shorter than its header
-	BadMagic            // magic or version
-	BadKind             //
-	BadStream           // above MaxStreams
-	BadIdentity         // node or epoch is 0
-	BadBody             // packet boundaries or fragment fields break the rules
-	WrongNode           // not the peer's node GUID
-	WrongEpoch          // from or to is not the epoch of this trunk
-	PeerDown            // data before the trunk is up
-	Duplicate           //
-	TooOld              // below the sequence window
-	BadFragment         // differs from the others of its packet
+	OK             Refusal = iota
+	Short                  // shorter than its header
+	BadMagic               // magic or version
+	BadKind                //
+	BadStream              // none of the kind
+	UnknownSession         // no session has the index
+	OldSession             // a session with the index was replaced or ended
+	BadBody                // packet boundaries or fragment fields break the rules; the first one of a session
+	Forged                 // not genuine: the tag is wrong
+	PeerDown               // data before the trunk is up
+	Duplicate              // received before: a copy, or a replay
+	TooOld                 // below the sequence window
+	BadFragment            // differs from the others of its packet
 	NumRefusals
 )
 
-var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "bad_identity", "bad_body",
-	"wrong_node",
-	"wrong_epoch", "peer_down", "duplicate", "too_old", "bad_fragment"}
+var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "unknown_session",
+	"old_session",
+	"bad_body", "forged", "peer_down", "duplicate", "too_old", "bad_fragment"}
 
 // String returns the counter name of r.
 func (r Refusal) String() string {
@@ -103,57 +103,72 @@ func (r Refusal) String() string {
 	return "unknown"
 }
 
-// Refusals counts datagrams by Refusal.
+// Refusals counts datagrams of a session by Refusal.
 type Refusals [NumRefusals]uint64
 
 // CounterName implements counters.Namer.
 func (Refusals) CounterName(i int) string {
-	if Refusal(i) == OK {
+	if Refusal(i) < BadBody {
 		return ""
 	}
 	return "drop_" + Refusal(i).String()
 }
 
-// Header begins every datagram.
+// Stray counts datagrams of no session by Refusal.
+type Stray [NumRefusals]uint64
+
+// CounterName implements counters.Namer.
+func (Stray) CounterName(i int) string {
+	if Refusal(i) == OK || Refusal(i) >= BadBody {
+		return ""
+	}
+	return "drop_" + Refusal(i).String()
+}
+
+// Header begins every datagram of a session.
 type Header struct {
-	Kind     Kind
-	Stream   uint8
-	From, To Epoch
-	Seq      uint32
-	Node     ib.GUID
+	Kind   Kind
+	Stream uint8
+	Index  uint32 // of the session, as its receiver chose it
+	Number uint64 // in the stream, 56 bits
 }
 
 // Put writes h to the first HeaderLen octets of b, reserved bits zero.
 func (h *Header) Put(b []byte) {
 	b = b[:HeaderLen]
-	b[0] = magic
-	b[1] = version<<4 | byte(h.Kind)
-	b[2], b[3] = h.Stream, 0
-	be.PutUint32(b[4:], uint32(h.From))
-	be.PutUint32(b[8:], uint32(h.To))
-	be.PutUint32(b[12:], h.Seq)
-	be.PutUint64(b[16:], uint64(h.Node))
+	b[0] = seal.Magic
+	b[1] = seal.Version<<4 | byte(h.Kind)
+	b[2], b[3] = 0, 0
+	be.PutUint32(b[seal.IndexOff:], h.Index)
+	be.PutUint64(b[seal.CounterOff:], h.counter())
 }
 
-// Parse decodes and validates the header of the datagram b, without regard to
-// the state of the trunk. The body is the rest of b.
-func (h *Header) Parse(b []byte) (body []byte, why Refusal) {
+func (h *Header) counter() uint64 { return uint64(h.Stream)<<numberBits | h.Number&numberMask }
+
+// Parse decodes and validates the header of the datagram b, without regard to the state of the trunk. n is its
+// length, which is that of a fragment's header or HeaderLen.
+func (h *Header) Parse(b []byte) (n int, why Refusal) {
 	if len(b) < HeaderLen {
-		return nil, Short
+		return 0, Short
 	}
-	*h = Header{Kind: Kind(b[1] & 0x0f), Stream: b[2], From: Epoch(be.Uint32(b[4:])), To: Epoch(be.Uint32(b[8:])),
-		Seq: be.Uint32(b[12:]), Node: ib.GUID(be.Uint64(b[16:]))}
+	counter := be.Uint64(b[seal.CounterOff:])
+	*h = Header{Kind: Kind(b[1] & 0x0f), Stream: uint8(counter >> numberBits), Index: be.Uint32(b[seal.IndexOff:]),
+		Number: counter & numberMask}
+	n = HeaderLen
 	switch {
-	case b[0] != magic || b[1]>>4 != version:
-		return nil, BadMagic
+	case b[0] != seal.Magic || b[1]>>4 != seal.Version:
+		return 0, BadMagic
 	case h.Kind >= numKinds:
-		return nil, BadKind
-	case h.Stream >= MaxStreams:
-		return nil, BadStream
-	case h.From == 0 || h.Node == 0:
-		return nil, BadIdentity
+		return 0, BadKind
+	case h.Kind == Control != (h.Stream == controlStream) || h.Stream >= numStreams:
+		return 0, BadStream
+	case h.Kind == Fragment:
+		n = FragmentLen
 	}
-	return b[HeaderLen:], OK
+	if len(b) < n {
+		return 0, Short
+	}
+	return n, OK
 }
 
 // piece is the place of a fragment in its packet.
@@ -171,19 +186,12 @@ func (p piece) put(b []byte) {
 	be.PutUint16(b[2:], uint16(p.length))
 }
 
-// parsePiece decodes the body of a fragment; data is padded behind the
-// packet's end.
-func parsePiece(body []byte) (p piece, data []byte, ok bool) {
-	const n = FragmentLen - HeaderLen
-	if len(body) < n {
-		return p, nil, false
-	}
-	p = piece{int(body[0]), int(body[1]), int(be.Uint16(body[2:]))}
-	if p.count < 2 || p.count > MaxFragments || p.index >= p.count || p.length > MaxPacket ||
-		p.length <= p.size()*(p.count-1) || len(body)-n != p.size() {
-		return p, nil, false
-	}
-	return p, body[n:], true
+// parsePiece decodes the fields that a fragment adds to the header, and validates the length of its data, which is
+// padded behind the packet's end.
+func parsePiece(fields []byte, data int) (p piece, ok bool) {
+	p = piece{int(fields[0]), int(fields[1]), int(be.Uint16(fields[2:]))}
+	return p, !(p.count < 2 || p.count > MaxFragments || p.index >= p.count || p.length > MaxPacket ||
+		p.length <= p.size()*(p.count-1) || data != p.size())
 }
 
 // boundaries reports whether the body of a data datagram consists of whole

@@ -23,14 +23,12 @@ var golden = []struct {
 	h Header
 	b string
 }{
-	{Header{Kind: Data, Stream: 5, From: 0x01020304, To: 0x05060708, Seq: 0x090a0b0c, Node: 0x1112131415161718},
-		"57 10 05 00 01020304 05060708 090a0b0c 1112131415161718"},
-	{Header{Kind: Fragment, Stream: 63, From: 1, To: 2, Seq: 0xffffffff, Node: 3},
-		"57 11 3f 00 00000001 00000002 ffffffff 0000000000000003"},
-	{Header{Kind: Hello, From: 0xffffffff, Seq: 1, Node: 0xfe00000000000000},
-		"57 12 00 00 ffffffff 00000000 00000001 fe00000000000000"},
-	{Header{Kind: HelloReply, From: 8, To: 9, Seq: 0x80000000, Node: 7},
-		"57 13 00 00 00000008 00000009 80000000 0000000000000007"},
+	{Header{Kind: Data, Stream: 5, Index: 0x01020304, Number: 0x05060708090a0b},
+		"57 20 00 00 01020304 05 05060708090a0b"},
+	{Header{Kind: Fragment, Stream: 63, Index: 1, Number: numberMask},
+		"57 21 00 00 00000001 3f ffffffffffffff"},
+	{Header{Kind: Control, Stream: 64, Index: 0xffffffff, Number: 1},
+		"57 22 00 00 ffffffff 40 00000000000001"},
 }
 
 func TestHeader(t *testing.T) {
@@ -43,9 +41,9 @@ func TestHeader(t *testing.T) {
 		}
 		want[3] = 0xff // reserved
 		var h Header
-		body, why := h.Parse(append(want, 1, 2))
-		if why != OK || h != c.h || !bytes.Equal(body, []byte{1, 2}) {
-			t.Errorf("got %+v, body % x, %v; want %+v", h, body, why, c.h)
+		n, why := h.Parse(append(want, 1, 2, 3, 4))
+		if length := HeaderLen + 4*int(c.h.Kind&1); why != OK || h != c.h || n != length {
+			t.Errorf("got %+v, %d octets, %v; want %+v", h, n, why, c.h)
 		}
 		for n := range HeaderLen {
 			if _, why := h.Parse(want[:n]); why != Short {
@@ -61,10 +59,9 @@ func TestHeaderRefusals(t *testing.T) {
 		v    []byte
 		want Refusal
 	}{
-		{0, []byte{0x58}, BadMagic}, {1, []byte{0x20}, BadMagic}, {1, []byte{0x00}, BadMagic},
-		{1, []byte{0x14}, BadKind}, {1, []byte{0x1f}, BadKind},
-		{2, []byte{64}, BadStream}, {2, []byte{255}, BadStream},
-		{4, make([]byte, 4), BadIdentity}, {16, make([]byte, 8), BadIdentity},
+		{0, []byte{0x58}, BadMagic}, {1, []byte{0x10}, BadMagic}, {1, []byte{0x00}, BadMagic},
+		{1, []byte{0x23}, BadKind}, {1, []byte{0x2f}, BadKind},
+		{8, []byte{64}, BadStream}, {8, []byte{255}, BadStream}, {1, []byte{0x22}, BadStream}, {1, []byte{0x21}, Short},
 	} {
 		b := unhex(t, golden[0].b)
 		copy(b[c.at:], c.v)
@@ -137,9 +134,8 @@ func TestPiece(t *testing.T) {
 		{"00 04 0005", 2, false}, // the last would be empty
 		{"00 02 0001", 1, false},
 	} {
-		body := append(unhex(t, c.head), make([]byte, c.n)...)
-		p, data, ok := parsePiece(body)
-		if ok != c.want || ok && len(data) != p.size() {
+		p, ok := parsePiece(unhex(t, c.head), c.n)
+		if ok != c.want || ok && c.n != p.size() {
 			t.Errorf("%s and %d octets: %v", c.head, c.n, ok)
 		}
 	}

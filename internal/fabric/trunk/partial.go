@@ -47,7 +47,7 @@ func (p *pool) recycle() {
 // partial is a packet in reassembly.
 type partial struct {
 	stream uint8
-	id     uint32 // sequence number of the first fragment
+	id     uint64 // sequence number of the first fragment
 	count  uint8
 	length uint16
 	got    uint32    // bit i: fragment i is there
@@ -70,9 +70,9 @@ type partials struct {
 // add adds one fragment and returns the packet once it is complete, valid until
 // the pool's next recycle. why is BadFragment if the fragment's count or length
 // differs from those of the packet's other fragments.
-func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece, data []byte) (whole []byte,
+func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint64, p piece, data []byte) (whole []byte,
 	why Refusal) {
-	id := seq - uint32(p.index)
+	id := seq - uint64(p.index)
 	i := r.find(stream, id)
 	if i < 0 {
 		i = r.begin(now, m, stream, id, p)
@@ -94,7 +94,7 @@ func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece
 }
 
 // find returns the index of a packet, or -1.
-func (r *partials) find(stream uint8, id uint32) int {
+func (r *partials) find(stream uint8, id uint64) int {
 	is := func(s *partial) bool { return s.id == id && s.stream == stream }
 	if r.recent < r.used && is(r.slot[r.recent]) {
 		return r.recent
@@ -109,7 +109,7 @@ func (r *partials) find(stream uint8, id uint32) int {
 }
 
 // begin allocates a slot; if none is free, it drops the oldest packet.
-func (r *partials) begin(now mono.Time, m *pool, stream uint8, id uint32, p piece) int {
+func (r *partials) begin(now mono.Time, m *pool, stream uint8, id uint64, p piece) int {
 	if r.used == MaxPartial {
 		oldest := 0
 		for i, s := range r.slot {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"weft/internal/fabric/trunk/seal"
 )
 
 // TestAnyOrder reassembles packets from fragments that arrive in any order, several packets at a time.
@@ -42,23 +44,25 @@ func TestAnyOrder(t *testing.T) {
 	}
 }
 
-// fragment is a datagram of pair's a to its b.
-func fragment(stream uint8, seq uint32, p piece, data []byte) []byte {
-	d := make([]byte, FragmentLen, FragmentLen+len(data))
-	h := Header{Kind: Fragment, Stream: stream, From: 0x11111111, To: 0x22222222, Seq: seq, Node: 0xa0}
+// fragment is a datagram of a to its peer.
+func fragment(a *end, stream uint8, number uint64, p piece, data []byte) []byte {
+	d := make([]byte, FragmentLen, FragmentLen+len(data)+seal.TagLen)
+	key := a.core.peers[0].tx.send
+	h := Header{Kind: Fragment, Stream: stream, Index: key.Index(), Number: number}
 	h.Put(d)
 	p.put(d[HeaderLen:])
-	return append(d, data...)
+	return key.Seal(new(seal.Scratch), seal.Encrypt, append(d, data...), FragmentLen, h.counter())
 }
 
 // TestHostileFragments begins far more packets than may be in reassembly, of
 // every length, on every stream: memory and packets stay bounded, the oldest
 // give way, and what is whole still arrives.
 func TestHostileFragments(t *testing.T) {
-	_, b := pair(t, 1472)
+	a, b := pair(t, 1472)
 	const n = 10000
-	for i := range uint32(n) {
-		b.handle(2*ms, fragment(uint8(i%MaxStreams), 100+i/MaxStreams*40, piece{0, 32, MaxPacket}, make([]byte, 512)))
+	for i := range uint64(n) {
+		b.handle(2*ms, fragment(a, uint8(i%MaxStreams), 100+i/MaxStreams*40, piece{0, 32, MaxPacket}, make([]byte,
+			512)))
 	}
 	parts := &b.core.peers[0].parts
 	if parts.used != MaxPartial || parts.expired != n-MaxPartial {
@@ -80,9 +84,9 @@ func TestHostileFragments(t *testing.T) {
 		t.Errorf("%d octets in use", most)
 	}
 	// The newest is among those that stayed.
-	last := uint32(n - 1)
+	last := uint64(n - 1)
 	for i := 1; i < 32; i++ {
-		b.handle(2*ms, fragment(uint8(last%MaxStreams), 100+last/MaxStreams*40+uint32(i), piece{i, 32, MaxPacket},
+		b.handle(2*ms, fragment(a, uint8(last%MaxStreams), 100+last/MaxStreams*40+uint64(i), piece{i, 32, MaxPacket},
 			make([]byte, 512)))
 	}
 	if len(b.got) != 1 || parts.used != MaxPartial-1 {
@@ -103,12 +107,12 @@ func TestHostileFragments(t *testing.T) {
 // TestFragmentsThatDiffer: a fragment must agree with the first of its packet;
 // one that does not changes nothing.
 func TestFragmentsThatDiffer(t *testing.T) {
-	_, b := pair(t, 1472)
+	a, b := pair(t, 1472)
 	want := []byte{1, 2, 3, 4, 5, 6}
-	b.handle(2*ms, fragment(3, 10, piece{0, 3, 6}, want[:2]))
+	b.handle(2*ms, fragment(a, 3, 10, piece{0, 3, 6}, want[:2]))
 	for i, bad := range [][]byte{
-		fragment(3, 11, piece{1, 3, 5}, []byte{9, 9}),
-		fragment(3, 12, piece{2, 4, 8}, []byte{9, 9}),
+		fragment(a, 3, 11, piece{1, 3, 5}, []byte{9, 9}),
+		fragment(a, 3, 12, piece{2, 4, 8}, []byte{9, 9}),
 	} {
 		b.handle(2*ms, bad)
 		if got := b.core.Status(0).Drop[BadFragment]; got != uint64(i+1) {
@@ -116,13 +120,13 @@ func TestFragmentsThatDiffer(t *testing.T) {
 		}
 	}
 	// The same numbers on another stream are another packet.
-	b.handle(2*ms, fragment(4, 11, piece{1, 3, 6}, []byte{8, 8}))
+	b.handle(2*ms, fragment(a, 4, 11, piece{1, 3, 6}, []byte{8, 8}))
 	if len(b.got) != 0 {
 		t.Fatal("a packet came of fragments that differ")
 	}
-	b.handle(2*ms, fragment(3, 20, piece{0, 3, 6}, want[:2]))
-	b.handle(2*ms, fragment(3, 22, piece{2, 3, 6}, want[4:]))
-	b.handle(2*ms, fragment(3, 21, piece{1, 3, 6}, want[2:4]))
+	b.handle(2*ms, fragment(a, 3, 20, piece{0, 3, 6}, want[:2]))
+	b.handle(2*ms, fragment(a, 3, 22, piece{2, 3, 6}, want[4:]))
+	b.handle(2*ms, fragment(a, 3, 21, piece{1, 3, 6}, want[2:4]))
 	if len(b.got) != 1 || !bytes.Equal(b.got[0], want) {
 		t.Errorf("got % x", b.got)
 	}
@@ -168,7 +172,7 @@ func TestPacketsStay(t *testing.T) {
 		a.send(0, p)
 	}
 	for _, d := range a.datagrams() {
-		b.core.Handle(2*ms, 0, d, func(_ int, p []byte) { got = append(got, p) })
+		b.core.Handle(2*ms, addr(0), d, func(_ int, p []byte) { got = append(got, p) })
 	}
 	if !slices.EqualFunc(got, want, bytes.Equal) {
 		t.Errorf("%d packets of %d, or they changed", len(got), len(want))

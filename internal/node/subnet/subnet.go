@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 
+	"weft/internal/control/api"
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/vswitch"
@@ -85,6 +86,7 @@ type Subnet struct {
 	// The trunks to other nodes: the link of lane 0, and the sender of each lane. nil: there are no peers.
 	trunks  *udp.Link
 	senders []*udp.Sender
+	trusts  []api.Degraded // what is wrong with their trust
 
 	// Switch is the agent of the switch. It belongs to the management goroutine, as all that follows.
 	Switch    *agent.Agent

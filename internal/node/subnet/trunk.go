@@ -11,6 +11,8 @@ import (
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/mgmt/agent"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
@@ -24,13 +26,26 @@ var (
 	_ fabric.Source = (*udp.Link)(nil)
 )
 
+// TrunkConfig is what trunks need from their node.
+type TrunkConfig struct {
+	Port uint16
+	// Trust authenticates the peers; Mode is the weakest that this node accepts.
+	Trust handshake.Trust
+	Mode  seal.Mode
+	// Trusts is what is wrong with Trust; empty: nothing.
+	Trusts        []api.Degraded
+	Name, Version string // of this node, for the peers
+}
+
 // OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
-func (s *Subnet) OpenTrunks(port uint16, peers []netip.AddrPort) (err error) {
-	c := udp.Config{Node: s.cfg.GUID, Port: port, Event: s.trunkEvent}
+func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
+	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Trust: c.Trust, Mode: c.Mode, Name: c.Name, Version: c.Version,
+		Event: s.trunkEvent}
 	for _, a := range peers {
-		c.Peers = append(c.Peers, udp.Peer{Addr: a})
+		l.Peers = append(l.Peers, udp.Peer{Addr: a})
 	}
-	if s.trunks, err = udp.Open(c); err != nil {
+	s.trusts = c.Trusts
+	if s.trunks, err = udp.Open(l); err != nil {
 		return fmt.Errorf("open the trunks: %w", err)
 	}
 	return nil
@@ -88,7 +103,7 @@ func (s *Subnet) trunkEvent(e trunk.Event) {
 	s.Post(func() {
 		t := &s.peers[e.Peer]
 		t.up, t.node = e.Up, e.Node
-		s.log.Info("trunk", "peer", s.cfg.Peers[e.Peer], "up", e.Up, "node", e.Node)
+		s.log.Info("trunk", "peer", s.cfg.Peers[e.Peer], "up", e.Up, "node", e.Node, "name", e.Name)
 		s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
 	})
 }
@@ -106,10 +121,14 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 		for i := range s.cfg.Peers {
 			k := s.trunks.Status(i)
 			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit,
+				Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs, Rekeys: k.Rekeys,
 				Received: k.Packets, Lost: k.Lost,
 				Reordered: k.Reordered, Downs: k.Downs}
 			if k.Node != 0 {
 				t.Node = k.Node.String()
+			}
+			if k.Session != 0 {
+				t.Security, t.KeysSince = k.Mode.String(), wall(k.Session)
 			}
 			if k.Since != 0 {
 				t.Since = wall(k.Since)
@@ -137,14 +156,19 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
 				host = a.Addr().String()
 			}
-			list = append(list, api.Degraded{What: "trunk_down",
-				Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
-				Fix: "ping " + host + "; weft trunk, there"})
+			d := api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
+				Fix: "ping " + host + "; weft trunk, there"}
+			if t.Why != "" && t.Why != "nothing answers" {
+				d.Why = fmt.Sprintf("the node at %s gets no trunk: %s", t.Peer, t.Why)
+				d.Fix = "weft trunk, there; the same --trunk-key-file at both nodes"
+			}
+			list = append(list, d)
 		}
 	}
 	if s.trunks == nil {
 		return list, nil
 	}
+	list = append(list, s.trusts...)
 	err = s.lanes.First().Query(func() {
 		for _, d := range s.trunks.Degraded() {
 			list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})

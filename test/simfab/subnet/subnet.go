@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"weft/internal/fabric/trunk"
 	"weft/internal/mgmt/agent"
 	"weft/internal/mgmt/sm"
 	"weft/internal/proto/ib"
@@ -271,6 +270,7 @@ type event struct {
 	epoch uint32
 	node  *Node
 	d     *mad.Datagram
+	n     uint16 // octets of a trunk's datagram in d
 }
 
 // push puts an event into the queue.
@@ -322,7 +322,7 @@ func (f *Fabric) Step() bool {
 	case trunkTimer:
 		n.ends[e.port].trunk.tick(n.ends[e.port].side)
 	case trunkHello:
-		n.ends[e.port].trunk.hello(n.ends[e.port].side, e.d.Data[:trunk.HeaderLen])
+		n.ends[e.port].trunk.hello(n.ends[e.port].side, e.d.Data[:e.n])
 		f.free = append(f.free, e.d)
 	}
 	return true

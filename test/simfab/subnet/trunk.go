@@ -3,10 +3,14 @@
 package subnet
 
 import (
+	"bytes"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/fabric/vswitch"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -43,15 +47,43 @@ func (f *Fabric) Trunk(a *Node, ap uint8, b *Node, bp uint8, start [2]time.Durat
 	b.ends[bp] = end{node: a, port: ap, trunk: t, side: 1}
 	for i := range t.ends {
 		e := &t.ends[i]
-		core, err := trunk.New(trunk.Config{Node: e.node.Agent.Config().NodeGUID, Epoch: trunk.Epoch(1 + i),
-			Peers: []ib.GUID{0}, Event: func(trunk.Event) { t.link(i) }})
+		core, err := trunk.New(trunk.Config{Node: e.node.Agent.Config().NodeGUID,
+			Peers: []trunk.PeerConfig{{Addr: trunkAddr(1 - i), Limit: trunk.BaseDatagram}},
+			Event: func(trunk.Event) { t.link(i) }})
 		if err != nil {
 			panic(err)
 		}
 		e.core = core
 		f.push(f.Now.Add(start[i]), event{kind: trunkTimer, node: e.node, port: e.port})
 	}
+	t.join()
 	return t
+}
+
+// trunkAddr is the address of a trunk's end.
+func trunkAddr(side int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(side)}), trunk.DefaultPort)
+}
+
+// join gives both ends the session of a handshake, which the simulation leaves out.
+func (t *Trunk) join() {
+	var keys [2][2]*seal.Key // by receiver: for its peer, for itself
+	var hellos [2]handshake.Hello
+	for i := range t.ends {
+		hellos[i] = handshake.Hello{Limit: trunk.BaseDatagram, Epoch: uint64(1 + i),
+			Node: t.ends[i].node.Agent.Config().NodeGUID}
+		for j := range keys[i] {
+			var err error
+			if keys[i][j], err = seal.NewKey(bytes.Repeat([]byte{byte(i)}, 32), uint32(1+i)); err != nil {
+				panic(err)
+			}
+		}
+	}
+	for i := range t.ends {
+		t.ends[i].core.Install(t.f.Now, 0, handshake.Result{Initiator: i == 0, At: trunkAddr(1 - i),
+			Identity: handshake.Identity{Node: hellos[1-i].Node}, Local: hellos[i], Remote: hellos[1-i],
+			Send: keys[1-i][0], Recv: keys[i][1]})
+	}
 }
 
 // Cut removes or restores the cable below the trunk.
@@ -87,7 +119,7 @@ func (t *Trunk) tick(side int) {
 // hello takes a hello or a reply that has come to an end.
 func (t *Trunk) hello(side int, datagram []byte) {
 	if e := &t.ends[side]; !e.node.dead {
-		e.core.Handle(t.f.Now, 0, datagram, nil)
+		e.core.Handle(t.f.Now, trunkAddr(1-side), datagram, nil)
 		t.pump(side)
 	}
 }
@@ -97,7 +129,7 @@ func (t *Trunk) pump(side int) {
 	e, f := &t.ends[side], t.f
 	for {
 		d := f.datagram()
-		_, _, ok := e.core.Next(f.Now, d.Data[:trunk.HeaderLen])
+		o, ok := e.core.Next(f.Now, d.Data[:])
 		if !ok || t.Deaf[1-side] {
 			f.free = append(f.free, d)
 			if !ok {
@@ -105,8 +137,8 @@ func (t *Trunk) pump(side int) {
 			}
 			continue
 		}
-		o := &t.ends[1-side]
-		f.push(f.Now.Add(f.hop), event{kind: trunkHello, node: o.node, port: o.port, d: d})
+		to := &t.ends[1-side]
+		f.push(f.Now.Add(f.hop), event{kind: trunkHello, node: to.node, port: to.port, d: d, n: uint16(o.Len)})
 	}
 	if at := max(e.core.Deadline(), f.Now); e.timer == 0 || at < e.timer {
 		e.timer = at

@@ -10,18 +10,37 @@ package inmem
 
 import (
 	"bytes"
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
+	"weft/internal/fabric/trunk/trust"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
 
 // Addr is a node's address on the underlay.
 type Addr uint32
+
+// port is a as package trunk has it.
+func (a Addr) port() netip.AddrPort {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(a))
+	return netip.AddrPortFrom(netip.AddrFrom4(b), trunk.DefaultPort)
+}
+
+func ofPort(a netip.AddrPort) Addr {
+	b := a.Addr().As4()
+	return Addr(binary.BigEndian.Uint32(b[:]))
+}
+
+// epoch is the wall clock at the virtual time 0.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Faults are what the underlay does to datagrams. Chances are 0 … 1 of each
 // datagram by itself.
@@ -50,12 +69,14 @@ type Network struct {
 	rng    *rand.Rand
 	links  map[Addr]*Link
 	cut    map[[2]Addr]bool
+	seed   uint64
+	starts int // of nodes
 }
 
 // NewNetwork returns an underlay without nodes.
 func NewNetwork(seed uint64, f Faults) *Network {
 	return &Network{faults: f, rng: rand.New(rand.NewPCG(seed, 0x7472756e6b)), links: map[Addr]*Link{},
-		cut: map[[2]Addr]bool{}}
+		cut: map[[2]Addr]bool{}, seed: seed}
 }
 
 // SetFaults changes the faults of what is sent from now on.
@@ -99,9 +120,11 @@ func (n *Network) send(now mono.Time, from, to Addr, data []byte) {
 
 // Config configures a Link.
 type Config struct {
-	Addr  Addr
-	Node  ib.GUID
-	Epoch trunk.Epoch // not 0
+	Addr Addr
+	Node ib.GUID
+	// Trust authenticates the peers; nil: every node is accepted. Mode is that of trunk.Config.
+	Trust handshake.Trust
+	Mode  seal.Mode
 	// Peers are identified by their index in all other calls.
 	Peers []Peer
 	// Limit is the size of the largest datagram; 1472, that of Ethernet, if 0.
@@ -118,14 +141,11 @@ type Peer struct {
 
 // Link is a node's end of its trunks, as udp.Link is.
 type Link struct {
-	net    *Network
-	cfg    Config
-	core   *trunk.Core
-	peers  []trunk.Remote
-	byAddr map[Addr]int
-	in     mono.Heap[*flight] // datagrams by arrival
-	// Unknown counts datagrams from an address that is no peer's.
-	Unknown uint64
+	net   *Network
+	cfg   Config
+	core  *trunk.Core
+	peers []trunk.Remote
+	in    mono.Heap[*flight] // datagrams by arrival
 }
 
 // Open adds a node, or replaces the one at its address, as a restart would.
@@ -133,24 +153,26 @@ func (n *Network) Open(cfg Config) (*Link, error) {
 	if cfg.Limit == 0 {
 		cfg.Limit = 1472
 	}
-	l := &Link{net: n, cfg: cfg, peers: make([]trunk.Remote, len(cfg.Peers)), byAddr: map[Addr]int{}}
-	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
-		Event: l.changed}
-	var errs []error
-	for i, p := range cfg.Peers {
-		if _, twice := l.byAddr[p.Addr]; twice {
-			errs = append(errs, fmt.Errorf("peer %d is given twice", p.Addr))
+	if cfg.Trust == nil {
+		var err error
+		if cfg.Trust, err = trust.NewAnyone(cfg.Node.String(), epoch); err != nil {
+			return nil, err
 		}
-		l.byAddr[p.Addr] = i
-		l.peers[i].Limit = cfg.Limit
-		core.Peers = append(core.Peers, p.Node)
 	}
+	n.starts++
+	seed := [32]byte{0: byte(cfg.Addr), 1: byte(n.starts), 2: byte(n.starts >> 8), 3: byte(n.seed)}
+	l := &Link{net: n, cfg: cfg, peers: make([]trunk.Remote, len(cfg.Peers))}
+	core := trunk.Config{Node: cfg.Node, Trust: cfg.Trust, Mode: cfg.Mode, Rand: rand.NewChaCha8(seed),
+		Wall:       func(now mono.Time) time.Time { return epoch.Add(time.Duration(now)) },
+		HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: cfg.Event, Changed: l.changed}
 	var err error
 	if l.core, err = trunk.New(core); err != nil {
-		errs = append(errs, err)
+		return nil, fmt.Errorf("open trunks: %w", err)
 	}
-	if len(errs) > 0 {
-		return nil, fmt.Errorf("open trunks: %w", errors.Join(errs...))
+	for _, p := range cfg.Peers {
+		if _, err := l.core.AddPeer(trunk.PeerConfig{Addr: p.Addr.port(), Node: p.Node, Limit: cfg.Limit}); err != nil {
+			return nil, fmt.Errorf("open trunks: %w", err)
+		}
 	}
 	n.links[cfg.Addr] = l
 	return l, nil
@@ -163,12 +185,7 @@ func (l *Link) Close() {
 	}
 }
 
-func (l *Link) changed(e trunk.Event) {
-	l.peers[e.Peer].To = e.Epoch
-	if l.cfg.Event != nil {
-		l.cfg.Event(e)
-	}
-}
+func (l *Link) changed(i int) { l.peers[i] = l.core.Remote(i) }
 
 // Recv delivers the packets of the next datagram that has arrived. They stay valid until the next
 // Recv. deliver may use a Sender, but not the Link. more reports that there was a datagram.
@@ -178,12 +195,7 @@ func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more 
 	if !arrived {
 		return false
 	}
-	peer, known := l.byAddr[f.from]
-	if !known {
-		l.Unknown++
-		return true
-	}
-	l.core.Handle(now, peer, f.data, deliver)
+	l.core.Handle(now, f.from.port(), f.data, deliver)
 	l.control(now)
 	return true
 }
@@ -200,18 +212,21 @@ func (l *Link) Deadline() mono.Time {
 }
 
 func (l *Link) control(now mono.Time) {
-	var b [trunk.HeaderLen]byte
+	b := make([]byte, trunk.MaxDatagram)
 	for {
-		i, n, ok := l.core.Next(now, b[:])
+		o, ok := l.core.Next(now, b)
 		if !ok {
 			return
 		}
-		l.net.send(now, l.cfg.Addr, l.cfg.Peers[i].Addr, b[:n])
+		l.net.send(now, l.cfg.Addr, ofPort(o.To), b[:o.Len])
 	}
 }
 
 // Peers returns the number of peers.
 func (l *Link) Peers() int { return len(l.peers) }
+
+// Strays returns the counters of what belongs to no peer.
+func (l *Link) Strays() trunk.Strays { return l.core.Strays() }
 
 // Status returns the state of the trunk to a peer.
 func (l *Link) Status(peer int) trunk.Status { return l.core.Status(peer) }
@@ -224,8 +239,7 @@ type Sender struct {
 
 // Sender returns the sender of a stream, which no other Sender may have.
 func (l *Link) Sender(stream uint8) *Sender {
-	return &Sender{l: l, batch: trunk.NewBatch(l.cfg.Node, l.cfg.Epoch, stream, len(l.peers),
-		func(i int) trunk.Remote { return l.peers[i] })}
+	return &Sender{l: l, batch: trunk.NewBatch(stream, func(i int) trunk.Remote { return l.peers[i] })}
 }
 
 // Inject is that of udp.Sender.

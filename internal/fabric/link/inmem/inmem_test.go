@@ -64,7 +64,7 @@ type node struct {
 func newSim(t testing.TB, seed uint64, nodes int, f Faults) *sim {
 	s := &sim{t: t, net: NewNetwork(seed, f), now: 1}
 	for i := range nodes {
-		cfg := Config{Addr: Addr(i), Node: ib.GUID(0x100 * (i + 1)), Epoch: trunk.Epoch(i + 1)}
+		cfg := Config{Addr: Addr(i), Node: ib.GUID(0x100 * (i + 1))}
 		for j := range nodes {
 			if j != i {
 				cfg.Peers = append(cfg.Peers, Peer{Addr: Addr(j)})
@@ -79,7 +79,6 @@ func newSim(t testing.TB, seed uint64, nodes int, f Faults) *sim {
 // start starts node i, or starts it again.
 func (s *sim) start(i int) {
 	n := s.nodes[i]
-	n.cfg.Epoch += 100
 	cfg := n.cfg
 	cfg.Event = func(e trunk.Event) {
 		fmt.Fprintf(&s.log, "%dms: %d to %x: up=%v restarted=%v\n", s.now/ms, i, uint64(e.Node), e.Up, e.Restarted)
@@ -134,8 +133,8 @@ func (s *sim) wantLog(want string) {
 func TestTransitions(t *testing.T) {
 	s := newSim(t, 1, 2, Faults{Delay: 2 * time.Millisecond})
 	s.run(1000*ms+1, never)
-	s.wantLog(`4ms: 0 to 200: up=true restarted=false
-		4ms: 1 to 100: up=true restarted=false`)
+	s.wantLog(`10ms: 1 to 100: up=true restarted=false
+		12ms: 0 to 200: up=true restarted=false`)
 	if rtt := s.nodes[0].Status(0).RTT; rtt != 4*time.Millisecond {
 		t.Errorf("round trip %v", rtt)
 	}
@@ -153,9 +152,9 @@ func TestTransitions(t *testing.T) {
 		3004ms: 0 to 200: up=true restarted=false`)
 	s.start(1)
 	s.run(4000*ms+1, never)
-	s.wantLog(`3504ms: 1 to 100: up=true restarted=false
-		3506ms: 0 to 200: up=false restarted=true
-		3506ms: 0 to 200: up=true restarted=true`)
+	s.wantLog(`3512ms: 1 to 100: up=true restarted=false
+		3510ms: 0 to 200: up=false restarted=true
+		3510ms: 0 to 200: up=true restarted=true`)
 }
 
 // packet returns packet i of a conversation; no two are equal.
@@ -167,7 +166,7 @@ func packet(i, n int) []byte {
 }
 
 // TestLossyUnderlay: whatever the underlay does, what arrives was sent, whole,
-// once; what did not is no more than the loss of datagrams explains; and the trunk stays
+// once; what did not is no more than the loss of datagrams, of two packets at most, explains; and the trunk stays
 // up. A failure names its seed.
 func TestLossyUnderlay(t *testing.T) {
 	for seed := range uint64(20) {
@@ -214,7 +213,7 @@ func TestLossyUnderlay(t *testing.T) {
 			}
 			got := b.Status(0)
 			dropped := s.net.Dropped - sent.Dropped
-			if missing := uint64(n - len(b.got)); missing > dropped || f.Drop == 0 && missing != 0 {
+			if missing := uint64(n - len(b.got)); missing > 2*dropped || f.Drop == 0 && missing != 0 {
 				t.Errorf("seed %d, %+v: %d of %d packets are missing, %d datagrams were dropped: %+v", seed, f,
 					missing, n, dropped, got)
 			}
@@ -251,21 +250,21 @@ func TestSameSeedSameResult(t *testing.T) {
 // TestStranger: datagrams of a node that is no peer are dropped.
 func TestStranger(t *testing.T) {
 	s := newSim(t, 1, 2, Faults{})
-	stranger, err := s.net.Open(Config{Addr: 9, Node: 9, Epoch: 9, Peers: []Peer{{Addr: 0}, {Addr: 77}}})
+	stranger, err := s.net.Open(Config{Addr: 9, Node: 9, Peers: []Peer{{Addr: 0}, {Addr: 77}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	stranger.Tick(1)
 	s.run(100*ms, never)
-	if s.nodes[0].Unknown != 1 || stranger.Recv(s.now, nil) || s.net.NoRoute != 1 {
-		t.Errorf("%d from strangers, %d to nowhere", s.nodes[0].Unknown, s.net.NoRoute)
+	if n := s.nodes[0].Strays().NotAccepted; n != 1 || stranger.Recv(s.now, nil) || s.net.NoRoute != 1 {
+		t.Errorf("%d from strangers, %d to nowhere", n, s.net.NoRoute)
 	}
 	if stranger.Sender(0).Reserve(0, 10) != nil {
 		t.Error("room for a packet on a trunk that is down")
 	}
 	stranger.Close()
-	if _, err := s.net.Open(Config{Addr: 9, Peers: []Peer{{Addr: 1}, {Addr: 1}}}); err == nil ||
-		!strings.Contains(err.Error(), "twice") || !strings.Contains(err.Error(), "epoch") {
+	if _, err := s.net.Open(Config{Addr: 9, Node: 9, Peers: []Peer{{Addr: 1}, {Addr: 1}}}); err == nil ||
+		!strings.Contains(err.Error(), "twice") {
 		t.Errorf("%v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/fabric/link/udpsock"
+	"weft/internal/fabric/trunk/seal"
 )
 
 // BenchmarkLoopback sends and receives packets of one length on one goroutine,
@@ -19,7 +20,12 @@ import (
 func BenchmarkLoopback(b *testing.B) {
 	for _, size := range []int{30, 1060, 4178} {
 		for _, limit := range []int{1472, 8972, 65000} {
-			b.Run(fmt.Sprintf("Trunk/%d/Limit%d", size, limit), func(b *testing.B) { benchTrunk(b, size, limit) })
+			for mode := range seal.NumModes {
+				b.Run(fmt.Sprintf("Trunk/%d/Limit%d/%v", size, limit, mode), func(b *testing.B) {
+					benchTrunk(b,
+						size, limit, mode)
+				})
+			}
 		}
 	}
 	for _, size := range []int{1060, 1432, 4178} {
@@ -27,9 +33,9 @@ func BenchmarkLoopback(b *testing.B) {
 	}
 }
 
-func benchTrunk(b *testing.B, size, limit int) {
-	tx, rx := pair(b, "127.0.0.1")
-	tx.peers[0].limit.Store(int32(limit))
+func benchTrunk(b *testing.B, size, limit int, mode seal.Mode) {
+	tx, rx := pairMode(b, "127.0.0.1", mode)
+	tx.peers[0].path.Store(int32(limit))
 	data := random(size)
 	n := max(1, min(65536/size, 1024))
 	got, want := 0, 0
@@ -61,7 +67,8 @@ func benchRaw(b *testing.B, size int) {
 	for left := n; left > 0; left -= per {
 		k := min(left, per)
 		h := &msg[messages].Hdr
-		h.Name, h.Namelen = &tx.peers[0].name[0], tx.peers[0].nameLen
+		at := tx.peers[0].to.Load()
+		h.Name, h.Namelen = &at.name[0], at.nameLen
 		iov[messages].Base = &buf[0]
 		iov[messages].SetLen(k * size)
 		h.Iov = &iov[messages]

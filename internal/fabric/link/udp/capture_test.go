@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/seal"
 )
 
 // datagram is a captured one, decoded by docs/notes/trunk.md and not by package trunk.
 type datagram struct {
-	srcPort  uint16
-	kind     byte
-	stream   byte
-	from, to uint32
-	seq      uint32
-	node     uint64
-	body     []byte
+	srcPort uint16
+	kind    byte
+	index   uint32
+	stream  byte
+	number  uint64
+	body    []byte // with the tag
 }
 
 // tap listens to an interface.
@@ -86,58 +86,59 @@ func next(t *testing.T, fd, mtu int) (d datagram) {
 			continue
 		}
 		p = bytes.Clone(udp[8:be.Uint16(udp[4:])])
-		if len(p) < 24 || p[0] != 0x57 || p[1]>>4 != 1 || p[3] != 0 {
-			t.Fatalf("not a datagram of version 1: % x", p)
+		if len(p) < 16 || p[0] != 0x57 || p[1]>>4 != 2 || p[3] != 0 {
+			t.Fatalf("not a datagram of version 2: % x", p)
 		}
-		return datagram{srcPort: be.Uint16(udp), kind: p[1] & 15, stream: p[2], from: be.Uint32(p[4:]),
-			to:  be.Uint32(p[8:]),
-			seq: be.Uint32(p[12:]), node: be.Uint64(p[16:]), body: p[24:]}
+		return datagram{srcPort: be.Uint16(udp), kind: p[1] & 15, index: be.Uint32(p[4:]), stream: p[8],
+			number: be.Uint64(p[8:]) & (1<<56 - 1), body: p[16:]}
 	}
 }
 
 // TestCapture reads what is on the wire and puts the packets together by the
-// document.
+// document, where they are authenticated and not encrypted.
 func TestCapture(t *testing.T) {
-	const mtu = 1500
+	const mtu, tag = 1500, 16
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		for _, noGSO := range []bool{false, true} {
 			inNamespace(t, fmt.Sprintf("%s/noGSO=%v", host, noGSO), mtu, true, func(t *testing.T, lo netlink.Link) {
 				fd := tap(t, lo)
-				a, b := pair(t, host)
+				a, b := pairMode(t, host, seal.Authenticate)
 				a.noGSO = noGSO
 				want := packets(slices.Concat(lengths, slices.Repeat([]int{4178}, 25))...)
 				a.send(want...)
 				var got [][]byte
-				var hellos, replies, known int
-				parts := map[uint32][]byte{}
-				missing := map[uint32]int{}
-				seq := uint32(0)
+				var controls [2]uint64
+				var kinds [6]int
+				var index [2]uint32
+				parts := map[uint64][]byte{}
+				missing := map[uint64]int{}
+				number := uint64(0)
 				for len(got) < len(want) {
 					d := next(t, fd, mtu)
-					port, node, from, to := portA, uint64(0xa000), uint32(a.Epoch()), uint32(b.Epoch())
+					from := 0
 					if d.srcPort == portB {
-						port, node, from, to = portB, 0xb000, to, from
+						from = 1
 					}
-					if d.srcPort != port || d.node != node || d.from != from {
-						t.Fatalf("%+v", d)
+					kinds[d.kind]++
+					if d.kind > 2 {
+						continue // of a handshake
 					}
-					if d.to != to && !(d.kind == 2 && d.to == 0) {
-						t.Fatalf("kind %d to %08x", d.kind, d.to)
+					if index[from] == 0 {
+						index[from] = d.index
 					}
-					if d.kind >= 2 {
-						if d.stream != 0 || len(d.body) != 0 || d.seq == 0 {
-							t.Fatalf("%+v", d)
-						}
-						hellos += int(3 - d.kind)
-						replies += int(d.kind - 2)
-						if d.to != 0 {
-							known++
+					if d.index != index[from] || d.index == 0 {
+						t.Fatalf("index %08x, before %08x", d.index, index[from])
+					}
+					if d.kind == 2 {
+						if controls[from]++; d.stream != 64 || d.number != controls[from] || len(d.body) < 12+tag {
+							t.Fatalf("control datagram %+v", d)
 						}
 						continue
 					}
-					if seq++; d.seq != seq || d.stream != 5 {
-						t.Fatalf("stream %d, sequence %d, want 5, %d", d.stream, d.seq, seq)
+					if number++; d.number != number || d.stream != 5 {
+						t.Fatalf("stream %d, number %d, want 5, %d", d.stream, d.number, number)
 					}
+					d.body = d.body[:len(d.body)-tag]
 					if d.kind == 0 {
 						for b := d.body; len(b) > 0; {
 							n := int(binary.BigEndian.Uint16(b))
@@ -148,7 +149,7 @@ func TestCapture(t *testing.T) {
 					}
 					i, n, l := int(d.body[0]), int(d.body[1]), int(binary.BigEndian.Uint16(d.body[2:]))
 					s := (l + n - 1) / n
-					id := d.seq - uint32(i)
+					id := d.number - uint64(i)
 					if len(d.body) != 4+s {
 						t.Fatalf("fragment %d of %d of %d octets has %d", i, n, l, len(d.body)-4)
 					}
@@ -164,14 +165,38 @@ func TestCapture(t *testing.T) {
 					}
 				}
 				equal(t, got, want)
-				if hellos < 2 || replies < 2 || known < 2 {
-					t.Errorf("%d hellos, %d replies, %d of them to an epoch", hellos, replies, known)
+				if controls[0] < 2 || controls[1] < 2 || kinds[3] < 5 || kinds[4] < 1 || kinds[5] < 2 {
+					t.Errorf("%d control datagrams, by kind %d", controls, kinds)
 				}
 				await(t, "packets", func() bool { return len(b.got) >= len(want) }, a, b)
 				equal(t, b.got, want)
 			})
 		}
 	}
+}
+
+// TestNothingReadable captures an encrypted trunk: no part of a packet is on the wire.
+func TestNothingReadable(t *testing.T) {
+	inNamespace(t, "lo", 1500, true, func(t *testing.T, lo netlink.Link) {
+		fd := tap(t, lo)
+		a, b := pair(t, "127.0.0.1")
+		secret := []byte("a secret of sixteen octets, and more")
+		for _, n := range []int{1, 20, 100, 400} {
+			a.send(bytes.Repeat(secret, n))
+		}
+		await(t, "packets", func() bool { return len(b.got) == 4 }, a, b)
+		for data := 0; data < 14; {
+			d := next(t, fd, 1500)
+			if d.kind < 2 {
+				data++
+			}
+			for i := range len(secret) - 8 {
+				if bytes.Contains(d.body, secret[i:i+8]) {
+					t.Fatalf("readable: %q", d.body)
+				}
+			}
+		}
+	})
 }
 
 // TestFullSocket fills the socket behind a slow interface: nothing blocks,

@@ -21,6 +21,7 @@ type Counters struct {
 	DropTruncated  uint64 // datagrams that did not fit their buffer
 	SentHellos     uint64 // and replies
 	DropHellos     uint64 // hellos and replies that the socket refused
+	trunk.Strays          // datagrams of no session, and handshakes
 }
 
 // Each calls f with the name and the value of every counter, in a fixed order.

@@ -3,8 +3,6 @@
 package udp
 
 import (
-	crand "crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,6 +12,8 @@ import (
 
 	"weft/internal/fabric/link/udpsock"
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/problem"
@@ -32,28 +32,37 @@ const (
 
 // Config configures a Link.
 type Config struct {
-	Node ib.GUID // this node's
-	// Epoch identifies this start of the node; drawn at random if 0.
-	Epoch trunk.Epoch
+	Node          ib.GUID // this node's
+	Name, Version string  // of this node, for the peers
+	// Trust authenticates the peers; Mode is the weakest that this node accepts of what is done to packets.
+	Trust handshake.Trust
+	Mode  seal.Mode
+	// Wall is the time of certificates; nil: the system's clock.
+	Wall func(mono.Time) time.Time
 	// Port is the UDP port to receive on and send from; trunk.DefaultPort if 0.
 	Port uint16
-	// Peers are identified by their index in all other calls.
+	// Peers are those from the start, with the indices from 0; AddPeer adds others.
 	Peers []Peer
+	// Grows has sockets of both address families opened, so that peers of either can be added. Otherwise there are
+	// those of the families of Peers.
+	Grows bool
 	// RecvBuffer is the requested size of each socket's receive buffer in bytes; 16 MiB if 0. Degraded
 	// reports a much smaller actual size.
 	RecvBuffer int
-	// HelloEvery and DownAfter are those of package trunk if 0.
-	HelloEvery, DownAfter time.Duration
-	// Event is called when a trunk comes up or goes down, within Recv or Tick. It must not call the
+	// HelloEvery, DownAfter and RekeyAfter are those of package trunk if 0.
+	HelloEvery, DownAfter, RekeyAfter time.Duration
+	// Event is called when a trunk comes up or goes down, within Recv, Tick or RemovePeer. It must not call the
 	// Link. It may be nil.
 	Event func(trunk.Event)
 }
 
-// Peer is a node at the other end of a trunk.
+// Peer is a node at the other end of a trunk. Peers are identified by their index in all other calls.
 type Peer struct {
 	// Addr is where it receives and sends from; port 0 is Config.Port.
 	Addr netip.AddrPort
-	// Node is its GUID, 0 to take the one that answers at Addr.
+	// Anywhere: Addr is not known; the peer begins. Node is needed then.
+	Anywhere bool
+	// Node is its GUID, 0 to take the one that proves itself at Addr.
 	Node ib.GUID
 	// Local is the source address, as configured at the peer. The zero value leaves the choice to the
 	// route.
@@ -61,22 +70,15 @@ type Peer struct {
 }
 
 // Status is the state of the trunk to a peer.
-type Status struct {
-	Addr netip.AddrPort
-	// Limit is the size of the largest datagram, 0 without a usable route.
-	Limit int
-	trunk.Status
-}
+type Status = trunk.Status
 
 // Link is this node's end of its trunks. The package comment states its concurrency.
 type Link struct {
 	port     uint16
-	node     ib.GUID
-	epoch    trunk.Epoch
+	recvBuf  int
 	core     *trunk.Core
 	event    func(trunk.Event)
-	peers    []peer
-	byAddr   map[source]int
+	peers    [trunk.MaxPeers]peer
 	fd       [2]int // IPv4, IPv6; -1: no peer has such an address
 	c        Counters
 	degraded []udpsock.Degraded
@@ -86,12 +88,12 @@ type Link struct {
 	progress [2]progress
 	turn     int // which of the two is next
 	lost     [2]uint32
-	family   int // of the messages at hand
-	got, cur int // messages received, and the one being cut
-	size     int // of each datagram in it, 0: not begun
-	n, off   int // its length, and where in it
-	peer     int // the source of the datagrams
-	stranger source
+	family   int            // of the messages at hand
+	got, cur int            // messages received, and the one being cut
+	size     int            // of each datagram in it, 0: not begun
+	n, off   int            // its length, and where in it
+	from     netip.AddrPort // the source of the datagrams
+	stranger netip.AddrPort
 	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
 	// Hellos and replies.
@@ -99,11 +101,11 @@ type Link struct {
 	hello  func(peer int, datagram []byte)
 	out    [1]udpsock.Message
 	outIov unix.Iovec
-	outBuf [trunk.HeaderLen]byte
+	outBuf [trunk.MaxDatagram + seal.TagLen]byte
 }
 
 // Open binds the sockets that the peers' addresses need and opens the trunks,
-// all down. Tick starts the hellos.
+// all down. Tick starts the handshakes.
 func Open(cfg Config) (*Link, error) {
 	if cfg.Port == 0 {
 		cfg.Port = trunk.DefaultPort
@@ -111,28 +113,34 @@ func Open(cfg Config) (*Link, error) {
 	if cfg.RecvBuffer == 0 {
 		cfg.RecvBuffer = 16 << 20
 	}
-	for cfg.Epoch == 0 {
-		var b [4]byte
-		crand.Read(b[:]) // never fails
-		cfg.Epoch = trunk.Epoch(binary.NativeEndian.Uint32(b[:]))
+	if cfg.Wall == nil {
+		cfg.Wall = func(mono.Time) time.Time { return time.Now() }
 	}
-	l := &Link{port: cfg.Port, node: cfg.Node, epoch: cfg.Epoch, event: cfg.Event, fd: [2]int{-1, -1},
-		peers: make([]peer, len(cfg.Peers)), byAddr: make(map[source]int, len(cfg.Peers))}
+	if cfg.Trust == nil {
+		return nil, errors.New("open trunks: nothing authenticates the peers")
+	}
+	l := &Link{port: cfg.Port, recvBuf: cfg.RecvBuffer, event: cfg.Event, fd: [2]int{-1, -1}}
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
-	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
-		Event: l.changed, Read: l.read}
 	l.hello = l.sendHello
-	for _, p := range cfg.Peers {
-		core.Peers = append(core.Peers, p.Node)
-	}
 	var err error
-	if l.core, err = trunk.New(core); err != nil {
+	l.core, err = trunk.New(trunk.Config{Node: cfg.Node, Name: cfg.Name, Version: cfg.Version, Mode: cfg.Mode,
+		Trust: cfg.Trust, Wall: cfg.Wall, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, RekeyAfter: cfg.RekeyAfter,
+		Event: l.happened, Changed: l.changed, Read: l.read})
+	if err != nil {
 		return nil, fmt.Errorf("open trunks: %w", err)
 	}
-	for i, p := range cfg.Peers {
-		if err = l.addPeer(i, p, cfg.RecvBuffer); err != nil {
+	for f := range l.fd {
+		if cfg.Grows {
+			if err := l.openFamily(f, cfg.RecvBuffer); err != nil && !udpsock.Unsupported(err) {
+				l.Close()
+				return nil, openError(l.port, err)
+			}
+		}
+	}
+	for _, p := range cfg.Peers {
+		if _, err = l.addPeer(p, true); err != nil {
 			l.Close()
 			return nil, err
 		}
@@ -141,26 +149,85 @@ func Open(cfg Config) (*Link, error) {
 	return l, nil
 }
 
-// addPeer checks a peer and opens what it needs.
-func (l *Link) addPeer(i int, cfg Peer, recvBuffer int) error {
-	p := &l.peers[i]
-	if err := p.init(cfg, l.port); err != nil {
-		return fmt.Errorf("peer %v: %w", cfg.Addr, err)
+// AddPeer adds a peer and returns its index, which may be that of one that was removed. Senders reach it at once. The
+// caller then calls Tick.
+func (l *Link) AddPeer(cfg Peer) (int, error) { return l.addPeer(cfg, false) }
+
+// addPeer checks a peer and opens what it needs; sockets only if bind.
+func (l *Link) addPeer(cfg Peer, bind bool) (int, error) {
+	cfg, err := normal(cfg, l.port)
+	if err != nil {
+		return 0, fmt.Errorf("peer %v: %w", cfg.Addr, err)
 	}
-	if j, twice := l.byAddr[p.source]; twice {
-		return fmt.Errorf("peer %v is given twice, as peer %d and %d", p.cfg.Addr, j, i)
-	}
-	l.byAddr[p.source] = i
-	if l.fd[p.family] < 0 {
-		if err := l.openFamily(p.family, recvBuffer); err != nil {
-			return openError(l.port, err)
+	var t *target
+	if !cfg.Anywhere {
+		t = newTarget(cfg.Addr, cfg.Local)
+		switch {
+		case l.fd[t.family] >= 0:
+		case !bind:
+			return 0, fmt.Errorf("peer %v: the node has no %s socket for trunks. fix: start it again", cfg.Addr,
+				family(t.family))
+		default:
+			if err := l.openFamily(t.family, l.recvBuf); err != nil {
+				return 0, openError(l.port, err)
+			}
 		}
 	}
-	if err := p.openProbe(); err != nil {
-		return fmt.Errorf("peer %v: %w", p.cfg.Addr, err)
+	i, err := l.core.AddPeer(trunk.PeerConfig{Addr: cfg.Addr, Node: cfg.Node})
+	if err != nil {
+		return 0, fmt.Errorf("peer %v: %w", cfg.Addr, err)
 	}
+	p := &l.peers[i]
+	p.cfg = cfg
+	p.turn.Add(1)
+	p.to.Store(t)
 	p.measure()
-	return nil
+	l.core.SetLimit(i, int(p.path.Load()))
+	return i, nil
+}
+
+// RemovePeer ends the trunk to a peer at once: its keys are forgotten, and what Senders have for it is dropped. Its
+// index may become that of another.
+func (l *Link) RemovePeer(now mono.Time, i int) {
+	l.core.RemovePeer(now, i)
+	p := &l.peers[i]
+	p.to.Store(nil)
+	p.state.Store(nil)
+	p.closeProbe()
+	p.cfg = Peer{}
+}
+
+// happened handles every event: it updates the Senders before it calls Config.Event.
+func (l *Link) happened(e trunk.Event) {
+	if e.Up {
+		l.peers[e.Peer].measure()
+	}
+	if l.event != nil {
+		l.event(e)
+	}
+}
+
+// changed hands the state of a peer to the Senders.
+func (l *Link) changed(i int) {
+	p := &l.peers[i]
+	if !l.core.Used(i) {
+		p.state.Store(nil)
+		return
+	}
+	if a := l.core.Addr(i); p.cfg.Anywhere && a.IsValid() {
+		if t := p.to.Load(); t == nil || t.addr != a {
+			p.closeProbe()
+			p.to.Store(newTarget(a, p.cfg.Local))
+			p.measure()
+			l.core.SetLimit(i, int(p.path.Load()))
+		}
+	}
+	r := l.core.Remote(i)
+	if r.Key == nil {
+		p.state.Store(nil)
+		return
+	}
+	p.state.Store(&r)
 }
 
 func (l *Link) openFamily(f, recvBuffer int) error {
@@ -223,10 +290,7 @@ func openError(port uint16, err error) error {
 func (l *Link) Close() error {
 	var errs []error
 	for i := range l.peers {
-		if p := &l.peers[i]; p.probe >= 0 {
-			errs = append(errs, unix.Close(p.probe))
-			p.probe = -1
-		}
+		errs = append(errs, l.peers[i].closeProbe())
 	}
 	for f, fd := range l.fd {
 		if fd >= 0 {
@@ -249,18 +313,6 @@ func (l *Link) FDs() (in, out []int) {
 	return in, out
 }
 
-// changed handles every event: it updates the Senders before it calls Config.Event.
-func (l *Link) changed(e trunk.Event) {
-	p := &l.peers[e.Peer]
-	if e.Up {
-		p.measure()
-	}
-	p.to.Store(uint32(e.Epoch))
-	if l.event != nil {
-		l.event(e)
-	}
-}
-
 // Inject passes every hello and reply through i, a stage of package fault; nil ends that, and packets
 // that i holds are dropped. The trunk goes down if no hello passes.
 func (l *Link) Inject(i trunk.Injector) { l.inject = i }
@@ -269,13 +321,16 @@ func (l *Link) Inject(i trunk.Injector) { l.inject = i }
 // after Recv: what waits in the sockets keeps a trunk up until it was read.
 func (l *Link) Tick(now mono.Time) {
 	l.core.Tick(now)
-	l.control(now)
 	if l.mtuAt.IsZero() || l.mtuAt.Due(now) {
 		l.mtuAt = now.Add(mtuEvery)
-		for i := range l.peers {
+		for i := range l.core.Peers() {
 			l.peers[i].measure()
 		}
 	}
+	for i := range l.core.Peers() {
+		l.core.SetLimit(i, int(l.peers[i].path.Load())) // a Sender may have found another
+	}
+	l.control(now)
 }
 
 // Deadline returns when Tick must be called next; 0 without peers.
@@ -287,19 +342,26 @@ func (l *Link) Deadline() mono.Time {
 	return d
 }
 
-// control sends the hellos and replies that are due.
+// control sends the hellos, replies and handshakes that are due.
 func (l *Link) control(now mono.Time) {
 	for {
-		i, n, ok := l.core.Next(now, l.outBuf[:])
+		o, ok := l.core.Next(now, l.outBuf[:])
 		if !ok {
 			break
 		}
 		copies := 1
-		if l.inject != nil {
-			copies = l.inject.Pass(now, i, l.outBuf[:n])
+		if l.inject != nil && o.Peer >= 0 {
+			copies = l.inject.Pass(now, o.Peer, l.outBuf[:o.Len])
+		}
+		var t *target
+		if o.Peer >= 0 {
+			t = l.peers[o.Peer].to.Load()
+		}
+		if t == nil || t.addr != o.To {
+			t = newTarget(o.To, netip.Addr{})
 		}
 		for range copies {
-			l.sendHello(i, l.outBuf[:n])
+			l.sendTo(t, l.outBuf[:o.Len])
 		}
 	}
 	if l.inject != nil {
@@ -307,22 +369,31 @@ func (l *Link) control(now mono.Time) {
 	}
 }
 
-// sendHello sends a hello or a reply.
+// sendHello sends what an Injector held back.
 func (l *Link) sendHello(peer int, datagram []byte) {
-	p := &l.peers[peer]
-	h := &l.out[0].Hdr
-	h.Name, h.Namelen = &p.name[0], p.nameLen
-	h.Control = nil
-	if p.ctrlLen > 0 {
-		h.Control = &p.ctrl[0]
+	if t := l.peers[peer].to.Load(); t != nil {
+		l.sendTo(t, datagram)
 	}
-	h.SetControllen(p.ctrlLen)
+}
+
+// sendTo sends a hello, a reply or a part of a handshake.
+func (l *Link) sendTo(t *target, datagram []byte) {
+	h := &l.out[0].Hdr
+	h.Name, h.Namelen = &t.name[0], t.nameLen
+	h.Control = nil
+	if t.ctrlLen > 0 {
+		h.Control = &t.ctrl[0]
+	}
+	h.SetControllen(t.ctrlLen)
 	l.outIov.Base = &datagram[0]
 	l.outIov.SetLen(len(datagram))
 	h.Iov = &l.outIov
 	h.SetIovlen(1)
 	for {
-		_, e := udpsock.Send(l.fd[p.family], l.out[:])
+		e := unix.EAFNOSUPPORT
+		if fd := l.fd[t.family]; fd >= 0 {
+			_, e = udpsock.Send(fd, l.out[:])
+		}
 		switch e {
 		case 0:
 			l.c.SentHellos++
@@ -338,39 +409,43 @@ func (l *Link) sendHello(peer int, datagram []byte) {
 // Port returns the UDP port.
 func (l *Link) Port() uint16 { return l.port }
 
-// Epoch returns this start's epoch.
-func (l *Link) Epoch() trunk.Epoch { return l.epoch }
+// Peers returns the number of peers; free indices of removed ones count.
+func (l *Link) Peers() int { return l.core.Peers() }
 
-// Peers returns the number of peers.
-func (l *Link) Peers() int { return len(l.peers) }
+// Used reports whether an index is that of a peer.
+func (l *Link) Used(peer int) bool { return l.core.Used(peer) }
 
-// Peer returns the address of a peer. It may be called on any goroutine.
-func (l *Link) Peer(peer int) netip.AddrPort { return l.peers[peer].cfg.Addr }
-
-// Status returns the state of the trunk to a peer.
-func (l *Link) Status(peer int) Status {
-	p := &l.peers[peer]
-	return Status{Addr: p.cfg.Addr, Limit: int(p.limit.Load()), Status: l.core.Status(peer)}
+// Peer returns the address of a peer, zero where it is not known. It may be called on any goroutine.
+func (l *Link) Peer(peer int) netip.AddrPort {
+	if t := l.peers[peer].to.Load(); t != nil {
+		return t.addr
+	}
+	return netip.AddrPort{}
 }
 
+// Status returns the state of the trunk to a peer.
+func (l *Link) Status(peer int) Status { return l.core.Status(peer) }
+
 // Counters returns a copy of the counters of what belongs to no peer.
-func (l *Link) Counters() Counters { return l.c }
+func (l *Link) Counters() Counters {
+	c := l.c
+	c.Strays = l.core.Strays()
+	return c
+}
 
 // Degraded lists every state in which the link works less well than it could.
 func (l *Link) Degraded() []udpsock.Degraded {
 	d := append([]udpsock.Degraded(nil), l.degraded...)
 	down := false
-	for i := range l.peers {
+	for i := range l.core.Peers() {
+		if !l.core.Used(i) {
+			continue
+		}
+		s := l.core.Status(i)
+		down = down || !s.Up
 		p := &l.peers[i]
-		down = down || p.to.Load() == 0
-		if n := p.limit.Load(); n < trunk.MinDatagram {
-			why, fix := "has no route", "ip route get "+p.cfg.Addr.Addr().String()
-			if n > 0 {
-				why, fix = fmt.Sprintf("has a path MTU below %d",
-					trunk.MinDatagram+28), "raise the MTU of the interfaces on the path"
-			}
-			d = append(d, udpsock.Degraded{Name: "trunk_path",
-				Detail: fmt.Sprintf("the trunk to %v %s: nothing can be sent", p.cfg.Addr, why), Fix: fix})
+		if t := p.to.Load(); t != nil {
+			d = append(d, pathDegraded(t.addr, &s, int(p.path.Load()))...)
 		}
 	}
 	if down && l.c.DropUnknown > 0 {
@@ -381,4 +456,31 @@ func (l *Link) Degraded() []udpsock.Degraded {
 			Fix: "if that is the peer, give this address of it to --peer"})
 	}
 	return d
+}
+
+// pathDegraded lists what is wrong with the path to a peer.
+func pathDegraded(at netip.AddrPort, s *Status, path int) []udpsock.Degraded {
+	headers := 28
+	if at.Addr().Is6() {
+		headers = 48
+	}
+	one := func(name, detail, fix string) []udpsock.Degraded {
+		return []udpsock.Degraded{{Name: name, Detail: fmt.Sprintf("the trunk to %v ", at) + detail, Fix: fix}}
+	}
+	switch {
+	case path == 0:
+		return one("trunk_path", "has no route: nothing can be sent", "ip route get "+at.Addr().String())
+	case path < trunk.MinDatagram:
+		return one("trunk_path", fmt.Sprintf("has a path MTU below %d: nothing can be sent", trunk.MinDatagram+28),
+			"raise the MTU of the interfaces on the path")
+	case s.Up && s.Hole:
+		return one("trunk_mtu_hole",
+			fmt.Sprintf("loses IP packets above %d octets, which both ends allow: packets are cut", s.Limit+headers),
+			fmt.Sprintf("raise the MTU of what is between, or ip route change … mtu lock %d", s.Limit+headers))
+	case s.Up && s.Theirs > 0 && min(s.Own, trunk.MaxDatagram) != min(s.Theirs, trunk.MaxDatagram):
+		return one("trunk_mtu", fmt.Sprintf("has a path MTU of %d here and of %d there: both ends use the smaller one",
+			s.Own+headers, s.Theirs+headers), fmt.Sprintf("ip link set DEV mtu %d, %s", max(s.Own, s.Theirs)+headers,
+			map[bool]string{true: "here", false: "there"}[s.Own < s.Theirs]))
+	}
+	return nil
 }

@@ -23,9 +23,21 @@ import (
 	"weft/internal/fabric/link/fault"
 	"weft/internal/fabric/link/udpsock"
 	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/trunk/handshake"
+	"weft/internal/fabric/trunk/seal"
+	"weft/internal/fabric/trunk/trust"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
+
+// testTrust is that of a key that all nodes have.
+var testTrust = func() handshake.Trust {
+	k, err := trust.FromKey(bytes.Repeat([]byte{7}, trust.KeyLen), "test", time.Now())
+	if err != nil {
+		panic(err)
+	}
+	return k
+}()
 
 // node is a Link with one Sender and what it received.
 type node struct {
@@ -46,6 +58,9 @@ func newNode(t testing.TB, cfg Config) *node {
 	cfg.Event = func(e trunk.Event) { n.events = append(n.events, e) }
 	// A loaded machine may not run a test for a second.
 	cfg.DownAfter = 20 * time.Second
+	if cfg.Trust == nil {
+		cfg.Trust = testTrust
+	}
 	l, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -114,17 +129,26 @@ var (
 // unopened returns the configurations of two nodes joined by a trunk.
 func unopened(host string) (a, b Config) {
 	addr := netip.MustParseAddr(host)
-	a = Config{Node: 0xa000, Port: portA, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portB), Local: addr}}}
-	b = Config{Node: 0xb000, Port: portB, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portA), Local: addr,
-		Node: 0xa000}}}
+	a = Config{Node: 0xa000, Trust: testTrust, Port: portA, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portB),
+		Local: addr}}}
+	b = Config{Node: 0xb000, Trust: testTrust, Port: portB, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portA),
+		Local: addr,
+		Node:  0xa000}}}
 	return a, b
 }
 
 func pair(t testing.TB, host string) (a, b *node) {
 	t.Helper()
+	return pairMode(t, host, seal.Encrypt)
+}
+
+func pairMode(t testing.TB, host string, mode seal.Mode) (a, b *node) {
+	t.Helper()
 	ca, cb := unopened(host)
+	ca.Mode, cb.Mode = mode, mode
 	a, b = newNode(t, ca), newNode(t, cb)
-	await(t, "the trunk", func() bool { return a.Status(0).Up && b.Status(0).Up }, a, b)
+	settled := func(n *node) bool { s := n.Status(0); return s.Up && s.Measured }
+	await(t, "the trunk", func() bool { return settled(a) && settled(b) }, a, b)
 	return a, b
 }
 
@@ -239,7 +263,7 @@ func TestTrunk(t *testing.T) {
 						}
 						await(t, "a round trip", func() bool { return a.Status(0).RTT > 0 && b.Status(0).RTT > 0 }, a,
 							b)
-						if a.events[0] != (trunk.Event{Peer: 0, Up: true, Node: 0xb000, Epoch: b.Epoch()}) ||
+						if a.events[0] != (trunk.Event{Peer: 0, Up: true, Node: 0xb000}) ||
 							len(a.events) != 1 {
 							t.Errorf("events: %+v", a.events)
 						}
@@ -303,12 +327,12 @@ func TestPathMTUChanges(t *testing.T) {
 			if mtu == 1500 && (c.DropTooBig == 0 || c.Packets != 0) {
 				t.Errorf("step %d: sent %+v", i, c)
 			}
-			if mtu == 9000 {
-				await(t, "the new path MTU", func() bool { return a.Status(0).Limit == mtu-28 }, a, b)
-			}
-			if got := a.Status(0).Limit; got != mtu-28 {
+			if got := a.peers[0].remote().Limit; mtu == 1500 && got != mtu-28 {
 				t.Errorf("step %d: largest datagram %d, want %d", i, got, mtu-28)
 			}
+			await(t, "the new path MTU", func() bool {
+				return a.peers[0].remote().Limit == mtu-28 && b.peers[0].remote().Limit == mtu-28
+			}, a, b)
 			b.got = nil
 			a.send(packets(4178, 4178)...)
 			await(t, "packets", func() bool { return len(b.got) >= 2 }, a, b)
@@ -340,36 +364,38 @@ func raw(t *testing.T, port uint16, to uint16, data ...[]byte) (answered func() 
 func TestUnknownPeers(t *testing.T) {
 	ca, _ := unopened("127.0.0.1")
 	a := newNode(t, ca)
-	h := trunk.Header{Kind: trunk.Hello, From: 7, To: a.Epoch(), Seq: 1, Node: 0xb000}
-	hello := make([]byte, trunk.HeaderLen)
-	h.Put(hello)
-	answered := raw(t, 0, portA, hello, hello, nil)
+	request := make([]byte, 52) // for a cookie
+	copy(request, []byte{0x57, 0x23, 1, 0, 0, 0, 0, 0, 0, 0, 0, 9})
+	answered := raw(t, 0, portA, request, request, nil)
 	await(t, "the datagrams", func() bool { return a.Link.Counters().DropUnknown == 3 }, a)
-	if a.Status(0).Up || answered() || a.Status(0).Hellos != 0 {
-		t.Errorf("a stranger was heard: %+v", a.Status(0))
+	if a.Status(0).Up || answered() || a.Link.Counters().Cookies != 0 {
+		t.Errorf("a stranger was answered: %+v", a.Link.Counters())
 	}
 	if d := a.Link.Degraded(); len(d) != 1 || d[0].Name != "trunk_stranger" || !strings.Contains(d[0].Detail,
 		"3 datagrams") || !strings.Contains(d[0].Detail, "127.0.0.1:") {
 		t.Errorf("degraded states: %+v", d)
 	}
-	answered = raw(t, portB, portA, hello)
-	await(t, "the peer", func() bool { return a.Status(0).Up }, a)
+	answered = raw(t, portB, portA, request)
+	await(t, "the peer", func() bool { return a.Link.Counters().Cookies == 1 }, a)
 	if !answered() {
-		t.Error("the peer's hello was not answered")
-	}
-	if d := a.Link.Degraded(); len(d) != 0 {
-		t.Errorf("degraded states: %+v", d)
+		t.Error("the peer's request was not answered")
 	}
 }
 
 func TestOpenErrors(t *testing.T) {
 	ok := netip.MustParseAddrPort("127.0.0.1:46809")
-	peers := func(p ...Peer) Config { return Config{Node: 1, Port: portA, Peers: p} }
+	peers := func(p ...Peer) Config { return Config{Node: 1, Trust: testTrust, Port: portA, Peers: p} }
+	many := make([]Peer, trunk.MaxPeers+1)
+	for i := range many {
+		many[i].Addr = netip.AddrPortFrom(ok.Addr(), uint16(i+1))
+	}
 	for _, c := range []struct {
 		cfg  Config
 		want string
 	}{
-		{Config{}, "node GUID"},
+		{Config{Trust: testTrust}, "node GUID"},
+		{Config{Node: 1}, "nothing authenticates"},
+		{peers(Peer{Anywhere: true}), "needs its node GUID"},
 		{peers(Peer{Addr: ok, Node: 1}), "this node's GUID"},
 		{peers(Peer{}), "not the address of a host"},
 		{peers(Peer{Addr: netip.MustParseAddrPort("224.0.0.1:1")}), "not the address of a host"},
@@ -378,7 +404,7 @@ func TestOpenErrors(t *testing.T) {
 		{peers(Peer{Addr: netip.MustParseAddrPort("[fe80::1]:1")}), "needs its interface"},
 		{peers(Peer{Addr: netip.MustParseAddrPort("[fe80::1%nosuchdev]:1")}), "no such network interface"},
 		{peers(Peer{Addr: ok}, Peer{Addr: netip.MustParseAddrPort("[::ffff:127.0.0.1]:46809")}), "given twice"},
-		{peers(make([]Peer, trunk.MaxPeers+1)...), "too many"},
+		{peers(many...), "too many"},
 	} {
 		l, err := Open(c.cfg)
 		if err == nil {
@@ -400,7 +426,7 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("port %d, %d peers", a.Link.Port(), a.Peers())
 	}
 	// Without peers there is nothing to open.
-	l, err := Open(Config{Node: 1, Port: portA})
+	l, err := Open(Config{Node: 1, Trust: testTrust, Port: portA})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -540,7 +566,7 @@ func TestBusyIsNotSilence(t *testing.T) {
 	ports := [3]uint16{portA, portB, portA + 20000}
 	var nodes [3]*Link
 	for i := range nodes {
-		cfg := Config{Node: ib.GUID(0xa000 + i), Port: ports[i], RecvBuffer: 8 << 20}
+		cfg := Config{Node: ib.GUID(0xa000 + i), Trust: testTrust, Port: ports[i], RecvBuffer: 8 << 20}
 		for j := range ports {
 			if j != i && (i == 0 || j == 0) {
 				cfg.Peers = append(cfg.Peers, Peer{Addr: netip.AddrPortFrom(lo, ports[j])})
@@ -699,23 +725,34 @@ func TestLanes(t *testing.T) {
 }
 
 func TestCounterNames(t *testing.T) {
-	seen := map[string]bool{}
-	add := func(name string, _ uint64) {
-		if seen[name] || name == "" || strings.ContainsAny(name, " -") || strings.ToLower(name) != name {
-			t.Errorf("counter %q is there twice or no name", name)
+	// Those of a trunk, and those of all trunks; of each every uint64 but the reasons that it cannot have.
+	unnamed := func(n int, name func(int) string) (c int) {
+		for i := range n {
+			if name(i) == "" {
+				c++
+			}
 		}
-		seen[name] = true
+		return c
 	}
-	(&trunk.Counters{}).Each(add)
-	(&Counters{}).Each(add)
-	(&SendCounters{}).Each(add)
-	// Every field is listed: the uint64s of the three structs except index 0 of reasons, which is
-	// none.
-	n := -2
-	for _, c := range []any{trunk.Counters{}, Counters{}, SendCounters{}} {
-		n += int(reflect.TypeOf(c).Size() / 8)
+	trunks := unnamed(int(trunk.NumRefusals), trunk.Refusals{}.CounterName)
+	strays := unnamed(int(trunk.NumRefusals), trunk.Stray{}.CounterName)
+	if trunks+strays != int(trunk.NumRefusals)+1 {
+		t.Errorf("%d and %d reasons have no name", trunks, strays)
 	}
-	if len(seen) != n {
-		t.Errorf("%d names for %d counters", len(seen), n)
+	for i, of := range [][]any{{&trunk.Counters{}, &SendCounters{}}, {&Counters{}}} {
+		seen := map[string]bool{}
+		n := [2]int{-trunks - 1, -strays}[i]
+		for _, c := range of {
+			n += int(reflect.TypeOf(c).Elem().Size() / 8)
+			c.(interface{ Each(func(string, uint64)) }).Each(func(name string, _ uint64) {
+				if seen[name] || name == "" || strings.ContainsAny(name, " -") || strings.ToLower(name) != name {
+					t.Errorf("counter %q is there twice or no name", name)
+				}
+				seen[name] = true
+			})
+		}
+		if len(seen) != n {
+			t.Errorf("%d names for %d counters", len(seen), n)
+		}
 	}
 }

@@ -28,85 +28,98 @@ var (
 // infoLen is room for packet info of either family.
 const infoLen = 40
 
-// source is a socket address as a key.
-type source struct {
-	addr  [16]byte // IPv4 mapped
-	port  uint16
-	scope uint32
-}
-
-// String prints the address and port.
-func (s source) String() string {
-	return netip.AddrPortFrom(netip.AddrFrom16(s.addr).Unmap(), s.port).String()
-}
-
-// peer is what Link and Senders share of one peer. All but the atomics is
-// constant.
-type peer struct {
-	cfg     Peer
+// target is where datagrams to a peer go, as the kernel has it. It is immutable.
+type target struct {
+	addr    netip.AddrPort
 	family  int // 0: IPv4, 1: IPv6
-	source  source
 	name    [udpsock.NameLen]byte
 	nameLen uint32
 	ctrl    [infoLen]byte // sets the source address
 	ctrlLen int
-
-	probe int // socket connected to the peer, for the MTU of its route; -1: none
-	dest  unix.Sockaddr
-	to    atomic.Uint32 // the peer's epoch, 0: down
-	limit atomic.Int32  // the largest datagram; 0: no route
+	dest    unix.Sockaddr
 }
 
-// init fills in all but the probe.
-func (p *peer) init(cfg Peer, port uint16) error {
+// peer is what Link and Senders share of one peer: the atomics. The rest is the Link's.
+type peer struct {
+	cfg   Peer
+	probe int                          // socket connected to the peer, for the MTU of its route; -1: none
+	to    atomic.Pointer[target]       // nil: not known where it is, or no peer
+	state atomic.Pointer[trunk.Remote] // nil: down
+	path  atomic.Int32                 // the largest datagram on the route; 0: no route
+	turn  atomic.Uint32                // of the index: it serves another peer
+}
+
+// normal returns the address of a peer as datagrams from it have it, and checks it.
+func normal(cfg Peer, port uint16) (Peer, error) {
 	a := cfg.Addr.Addr().Unmap()
 	if cfg.Addr.Port() != 0 {
 		port = cfg.Addr.Port()
 	}
-	cfg.Addr = netip.AddrPortFrom(a, port)
 	cfg.Local = cfg.Local.Unmap()
-	p.cfg = cfg
+	if cfg.Anywhere {
+		cfg.Addr = netip.AddrPort{}
+		return cfg, nil
+	}
 	switch {
 	case !a.IsValid() || a.IsUnspecified() || a.IsMulticast():
-		return errors.New("not the address of a host")
+		return cfg, errors.New("not the address of a host")
 	case cfg.Local.IsValid() && (cfg.Local.Is4() != a.Is4() || cfg.Local.IsUnspecified() || cfg.Local.IsMulticast()):
-		return fmt.Errorf("%v cannot be the source address to it", cfg.Local)
+		return cfg, fmt.Errorf("%v cannot be the source address to it", cfg.Local)
 	}
 	scope, err := zone(a)
 	if err != nil {
-		return err
+		return cfg, err
 	}
-	p.source = source{addr: a.As16(), port: port, scope: scope}
-	be.PutUint16(p.name[2:], port)
+	cfg.Addr = netip.AddrPortFrom(scoped(a.WithZone(""), scope), port)
+	return cfg, nil
+}
+
+// scoped returns an address with the number of its interface as its zone; 0: none.
+func scoped(a netip.Addr, scope uint32) netip.Addr {
+	if scope == 0 {
+		return a
+	}
+	return a.WithZone(strconv.FormatUint(uint64(scope), 10))
+}
+
+// newTarget returns the target at a normal address.
+func newTarget(at netip.AddrPort, local netip.Addr) *target {
+	t := &target{addr: at}
+	a, port := at.Addr(), at.Port()
+	if local.IsValid() && local.Is4() != a.Is4() {
+		local = netip.Addr{}
+	}
+	be.PutUint16(t.name[2:], port)
 	if a.Is4() {
-		ne.PutUint16(p.name[:], unix.AF_INET)
+		ne.PutUint16(t.name[:], unix.AF_INET)
 		b := a.As4()
-		copy(p.name[4:8], b[:])
-		p.nameLen = unix.SizeofSockaddrInet4
-		p.dest = &unix.SockaddrInet4{Port: int(port), Addr: b}
-		if cfg.Local.IsValid() {
-			body, n := udpsock.PutCmsg(p.ctrl[:], 0, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
-			src := cfg.Local.As4()
+		copy(t.name[4:8], b[:])
+		t.nameLen = unix.SizeofSockaddrInet4
+		t.dest = &unix.SockaddrInet4{Port: int(port), Addr: b}
+		if local.IsValid() {
+			body, n := udpsock.PutCmsg(t.ctrl[:], 0, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
+			src := local.As4()
 			copy(body[4:8], src[:])
-			p.ctrlLen = n
+			t.ctrlLen = n
 		}
-		return nil
+		return t
 	}
-	p.family = 1
-	ne.PutUint16(p.name[:], unix.AF_INET6)
+	scope, _ := strconv.ParseUint(a.Zone(), 10, 32) // none: 0
+	t.family = 1
+	ne.PutUint16(t.name[:], unix.AF_INET6)
 	b := a.As16()
-	copy(p.name[8:24], b[:])
-	ne.PutUint32(p.name[24:], scope)
-	p.nameLen = unix.SizeofSockaddrInet6
-	p.dest = &unix.SockaddrInet6{Port: int(port), Addr: b, ZoneId: scope}
-	if cfg.Local.IsValid() {
-		body, n := udpsock.PutCmsg(p.ctrl[:], 0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
-		src := cfg.Local.As16()
+	copy(t.name[8:24], b[:])
+	ne.PutUint32(t.name[24:], uint32(scope))
+	t.nameLen = unix.SizeofSockaddrInet6
+	t.dest = &unix.SockaddrInet6{Port: int(port), Addr: b, ZoneId: uint32(scope)}
+	if local.IsValid() {
+		body, n := udpsock.PutCmsg(t.ctrl[:], 0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
+		src := local.As16()
 		copy(body, src[:])
-		ne.PutUint32(body[16:], scope)
-		p.ctrlLen = n
+		ne.PutUint32(body[16:], uint32(scope))
+		t.ctrlLen = n
 	}
-	return nil
+	return t
 }
 
 // zone returns the interface of a link-local address.
@@ -128,31 +141,69 @@ func zone(a netip.Addr) (uint32, error) {
 	return uint32(i.Index), nil
 }
 
-// openProbe opens the socket for path MTU queries.
-func (p *peer) openProbe() error {
-	fd, err := udpsock.Open(p.family == 0, 0)
-	if err != nil {
-		return err
-	}
-	p.probe = fd
-	return udpsock.DropAll(fd)
-}
-
-// measure reads the path MTU from the kernel. Connecting again repeats the route lookup. Link and
-// Senders may call it at the same time, which is harmless.
+// measure reads the path MTU from the kernel; it is the Link's. Connecting again repeats the route lookup.
 func (p *peer) measure() {
-	p.limit.Store(int32(p.pathLimit()))
+	t := p.to.Load()
+	if t == nil {
+		p.path.Store(0)
+		return
+	}
+	if p.probe < 0 {
+		fd, err := openProbe(t)
+		if err != nil {
+			p.path.Store(0)
+			return
+		}
+		p.probe = fd
+	}
+	p.path.Store(int32(t.pathLimit(p.probe)))
 }
 
-func (p *peer) pathLimit() int {
-	if unix.Connect(p.probe, p.dest) != nil {
+// remeasure is measure for a Sender, of another lane: with a socket of its own.
+func (p *peer) remeasure() {
+	t := p.to.Load()
+	if t == nil {
+		return
+	}
+	if fd, err := openProbe(t); err == nil {
+		p.path.Store(int32(t.pathLimit(fd)))
+		unix.Close(fd)
+	}
+}
+
+// closeProbe closes the socket for path MTU queries.
+func (p *peer) closeProbe() error {
+	if p.probe < 0 {
+		return nil
+	}
+	fd := p.probe
+	p.probe = -1
+	return unix.Close(fd)
+}
+
+// openProbe opens a socket for path MTU queries.
+func openProbe(t *target) (int, error) {
+	fd, err := udpsock.Open(t.family == 0, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := udpsock.DropAll(fd); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// pathLimit returns the largest datagram on the route; 0: there is none.
+func (t *target) pathLimit(probe int) int {
+	if unix.Connect(probe, t.dest) != nil {
 		return 0
 	}
 	level, opt, headers := unix.IPPROTO_IP, unix.IP_MTU, 20+8
-	if p.family == 1 {
+	if t.family == 1 {
 		level, opt, headers = unix.IPPROTO_IPV6, unix.IPV6_MTU, 40+8
 	}
-	mtu, err := unix.GetsockoptInt(p.probe, level, opt)
+	mtu, err := unix.GetsockoptInt(probe, level, opt)
 	if err != nil {
 		return 0
 	}
@@ -161,5 +212,11 @@ func (p *peer) pathLimit() int {
 
 // remote returns the state that a Batch depends on.
 func (p *peer) remote() trunk.Remote {
-	return trunk.Remote{To: trunk.Epoch(p.to.Load()), Limit: int(p.limit.Load())}
+	r := p.state.Load()
+	if r == nil {
+		return trunk.Remote{}
+	}
+	now := *r
+	now.Limit = min(now.Limit, int(p.path.Load()))
+	return now
 }

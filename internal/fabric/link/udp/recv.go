@@ -3,6 +3,8 @@
 package udp
 
 import (
+	"net/netip"
+
 	"golang.org/x/sys/unix"
 
 	"weft/internal/fabric/link/udpsock"
@@ -47,7 +49,12 @@ func (p *progress) handled(now mono.Time) {
 }
 
 // read is trunk.Config.Read.
-func (l *Link) read(peer int) mono.Time { return l.progress[l.peers[peer].family].until }
+func (l *Link) read(peer int) mono.Time {
+	if t := l.peers[peer].to.Load(); t != nil {
+		return l.progress[t.family].until
+	}
+	return l.progress[0].until
+}
 
 func (l *Link) initRecv() {
 	l.inMsg = new([recvMessages]inMessage)
@@ -82,7 +89,7 @@ func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more 
 				return true
 			}
 			end := min(l.off+l.size, len(m))
-			room -= l.core.Handle(now, l.peer, m[l.off:end:end], deliver)
+			room -= l.core.Handle(now, l.from, m[l.off:end:end], deliver)
 			l.off = end
 		}
 		l.size = 0
@@ -153,14 +160,13 @@ func (l *Link) begin() bool {
 		}
 	}
 	datagrams := uint64(max(1, (l.n+l.size-1)/l.size))
-	var known bool
-	src := from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])
-	switch l.peer, known = l.byAddr[src]; {
+	l.from = from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])
+	switch {
 	case h.Hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		l.c.DropTruncated += datagrams
-	case !known:
+	case !l.core.Admits(l.from):
 		l.c.DropUnknown += datagrams
-		l.stranger = src
+		l.stranger = l.from
 	default:
 		return true
 	}
@@ -169,21 +175,18 @@ func (l *Link) begin() bool {
 }
 
 // from reads a socket address; the result for an address that is no UDP address matches no peer.
-func from(name []byte) (s source) {
+func from(name []byte) netip.AddrPort {
 	if len(name) < unix.SizeofSockaddrInet4 {
-		return s
+		return netip.AddrPort{}
 	}
-	s.port = be.Uint16(name[2:])
+	port := be.Uint16(name[2:])
 	switch ne.Uint16(name) {
 	case unix.AF_INET:
-		s.addr[10], s.addr[11] = 0xff, 0xff
-		copy(s.addr[12:], name[4:8])
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(name[4:8])), port)
 	case unix.AF_INET6:
-		if len(name) < unix.SizeofSockaddrInet6 {
-			return source{}
+		if len(name) >= unix.SizeofSockaddrInet6 {
+			return netip.AddrPortFrom(scoped(netip.AddrFrom16([16]byte(name[8:24])), ne.Uint32(name[24:])), port)
 		}
-		copy(s.addr[:], name[8:24])
-		s.scope = ne.Uint32(name[24:])
 	}
-	return s
+	return netip.AddrPort{}
 }

@@ -13,7 +13,7 @@ import (
 const (
 	flushBytes   = 128 << 10 // sent at once when this much is waiting, while it is in cache
 	sendMessages = 64        // of one system call
-	sendPieces   = 1024      // of all of them; a train has at most 129
+	sendPieces   = 1024      // of all of them; a train has at most 160
 	sendCtrl     = infoLen + udpsock.SegmentLen
 )
 
@@ -34,7 +34,8 @@ type Sender struct {
 	single     bool // the first train is sent in single datagrams
 	noGSO      bool
 	blocked    bool
-	c          []SendCounters
+	c          [trunk.MaxPeers]SendCounters
+	turn       [trunk.MaxPeers]uint32 // of the peer that c counts for
 
 	hdr [sendMessages]udpsock.Message
 	msg [sendMessages]outMessage
@@ -47,10 +48,19 @@ func (l *Link) Sender(stream uint8) *Sender {
 	if stream >= trunk.MaxStreams {
 		panic("udp: no such stream")
 	}
-	s := &Sender{l: l, c: make([]SendCounters, len(l.peers))}
-	s.batch = trunk.NewBatch(l.node, l.epoch, stream, len(l.peers),
-		func(i int) trunk.Remote { return l.peers[i].remote() })
+	s := &Sender{l: l}
+	s.batch = trunk.NewBatch(stream, s.remote)
 	return s
+}
+
+// remote returns the state of a peer, and begins its counters anew where the index serves another.
+func (s *Sender) remote(i int) trunk.Remote {
+	p := &s.l.peers[i]
+	if t := p.turn.Load(); t != s.turn[i] {
+		s.turn[i], s.c[i] = t, SendCounters{}
+		s.batch.Forget(i)
+	}
+	return p.remote()
 }
 
 // Inject puts i, a stage of package fault, between Commit and the datagrams; nil
@@ -92,8 +102,19 @@ func (s *Sender) flush() {
 	s.blocked = false
 	trains := s.batch.Trains()
 	for s.head < len(trains) {
-		n := s.prepare(trains)
-		sent, e := udpsock.Send(s.l.fd[s.l.peers[trains[s.head].Peer].family], s.hdr[:n])
+		first := s.l.peers[trains[s.head].Peer].to.Load()
+		if first == nil {
+			// The peer was removed.
+			t := &trains[s.head]
+			s.c[t.Peer].SendErrors.Count(unix.EHOSTUNREACH, uint64(t.Count-s.next))
+			s.advance()
+			continue
+		}
+		n := s.prepare(trains, first.family)
+		if n == 0 {
+			continue
+		}
+		sent, e := udpsock.Send(s.l.fd[first.family], s.hdr[:n])
 		switch e {
 		case 0:
 			for i := range sent {
@@ -114,15 +135,14 @@ func (s *Sender) flush() {
 
 // prepare fills the messages of one system call from the first train on and
 // returns their number.
-func (s *Sender) prepare(trains []trunk.Train) (n int) {
-	family := s.l.peers[trains[s.head].Peer].family
+func (s *Sender) prepare(trains []trunk.Train, family int) (n int) {
 	iov := 0
 	single, next := s.single, s.next
 	for i := s.head; i < len(trains) && n < sendMessages; i++ {
 		t := &trains[i]
-		p := &s.l.peers[t.Peer]
+		p := s.l.peers[t.Peer].to.Load() // nil: removed by now
 		pieces := s.batch.Pieces(t)
-		if p.family != family || iov+len(pieces) > sendPieces {
+		if p == nil || p.family != family || iov+len(pieces) > sendPieces {
 			break
 		}
 		if t.Count > 1 && (s.noGSO || single) {
@@ -150,7 +170,7 @@ func (s *Sender) prepare(trains []trunk.Train) (n int) {
 
 // singles makes messages of the datagrams of t from next on, as many as there
 // is room for.
-func (s *Sender) singles(t *trunk.Train, p *peer, next, n, iov int) (int, int) {
+func (s *Sender) singles(t *trunk.Train, p *target, next, n, iov int) (int, int) {
 	off := 0 // in the train
 	start, end := next*t.Size, min((next+1)*t.Size, t.Bytes)
 	first := iov
@@ -184,7 +204,7 @@ func (s *Sender) singles(t *trunk.Train, p *peer, next, n, iov int) (int, int) {
 
 // message fills in message n to p, of pieces iov[first:end], which the kernel
 // cuts into datagrams of size octets if size is not 0.
-func (s *Sender) message(n int, p *peer, first, end, size int) {
+func (s *Sender) message(n int, p *target, first, end, size int) {
 	h, m := &s.hdr[n].Hdr, &s.msg[n]
 	h.Name, h.Namelen = &p.name[0], p.nameLen
 	c := copy(m.ctrl[:], p.ctrl[:p.ctrlLen])
@@ -234,8 +254,8 @@ func (s *Sender) refused(trains []trunk.Train, e unix.Errno) {
 		return
 	case e == unix.EMSGSIZE || gso && e == unix.EINVAL:
 		// A train of datagrams larger than the path MTU is EINVAL to older kernels.
-		p.measure()
-		if gso && e == unix.EINVAL && t.Size <= int(p.limit.Load()) {
+		p.remeasure()
+		if gso && e == unix.EINVAL && t.Size <= int(p.path.Load()) {
 			s.single = true // the errors of single datagrams give the reason
 			return
 		}

@@ -71,7 +71,7 @@ type conn struct {
 	remote   Hello
 	identity Identity
 
-	due    [numLevels]uint16 // chunks to send now
+	due    [numLevels]uint32 // chunks to send now
 	ack    bool              // a datagram is due, also without a chunk
 	alert  int               // an alert to send, or -1
 	next   mono.Time         // of a retransmission
@@ -90,7 +90,8 @@ func (c *conn) start(now mono.Time, cfg *Config) error {
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() },
 		// One group, hybrid with ML-KEM, so that the handshake has no second round trip.
 		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768},
-		// Trust verifies, at both ends alike. Without it nothing is verified, and so it is never skipped: VerifyConnection
+		// Trust verifies, at both ends alike. Without it nothing is verified, and so it is never skipped:
+		// VerifyConnection
 		// is called on every handshake.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) (err error) {

@@ -47,13 +47,13 @@ type Config struct {
 	Rand io.Reader
 	// Hello states this end to the peer at an address; initiator and tag are those of Begin, tag -1 of the peer's.
 	Hello func(initiator bool, tag int, at netip.AddrPort) Hello
-	// Accept is whose an address is; nil: every address is a stranger's.
+	// Accept classifies an address; nil: every address is a stranger's.
 	Accept func(from netip.AddrPort) Class
 	// Taken reports whether a session has an index.
 	Taken func(index uint32) bool
 }
 
-// Class is whose an address is. Each class has its own bounds, so that strangers cannot keep peers out.
+// Class is the class of an address. Each class has its own bounds, so that strangers cannot keep peers out.
 type Class uint8
 
 // Classes.
@@ -66,20 +66,21 @@ const (
 
 // Counters count handshakes and why datagrams of them were dropped.
 type Counters struct {
-	Begun, Accepted uint64 // handshakes begun here, and by peers with a good cookie
-	Completed       uint64
-	Failed          uint64 // refused by TLS or by a certificate, at either end
-	Expired         uint64 // not complete in time
-	Cookies         uint64 `counter:"cookies_sent"`
-	Short           uint64 `counter:"drop_hs_short"`           // cut, or fields that break the rules
-	Unknown         uint64 `counter:"drop_hs_unknown"`         // of no handshake
-	Forged          uint64 `counter:"drop_hs_forged"`          // not under the secrets of the handshake
-	BadCookie       uint64 `counter:"drop_hs_bad_cookie"`      // old, or made for another
-	NotAccepted     uint64 `counter:"drop_hs_not_accepted"`    // from an address of no peer
-	HalfOpen        uint64 `counter:"drop_hs_half_open_limit"` //
-	TooFast         uint64 `counter:"drop_hs_rate_limit"`      //
-	CookiesLost     uint64 `counter:"drop_hs_cookie_limit"`    // more requests for cookies at once than are answered
-	Crossed         uint64 `counter:"drop_hs_crossed"`         // the handshake of this end goes on instead
+	Begun       uint64 `counter:"handshakes_begun"`     // by this end
+	Accepted    uint64 `counter:"handshakes_accepted"`  // begun by peers, with a good cookie
+	Completed   uint64 `counter:"handshakes_completed"` //
+	Failed      uint64 `counter:"handshakes_failed"`    // refused by TLS or by a certificate, at either end
+	Expired     uint64 `counter:"handshakes_expired"`   // not complete in time
+	Cookies     uint64 `counter:"cookies_sent"`
+	Short       uint64 `counter:"drop_hs_short"`           // cut, or fields that break the rules
+	Unknown     uint64 `counter:"drop_hs_unknown"`         // of no handshake
+	Forged      uint64 `counter:"drop_hs_forged"`          // not under the secrets of the handshake
+	BadCookie   uint64 `counter:"drop_hs_bad_cookie"`      // old, or made for another
+	NotAccepted uint64 `counter:"drop_hs_not_accepted"`    // from an address of no peer
+	HalfOpen    uint64 `counter:"drop_hs_half_open_limit"` //
+	TooFast     uint64 `counter:"drop_hs_rate_limit"`      //
+	CookiesLost uint64 `counter:"drop_hs_cookie_limit"`    // more requests for cookies at once than are answered
+	Crossed     uint64 `counter:"drop_hs_crossed"`         // the handshake of this end goes on instead
 }
 
 // Each calls f with the name and the value of every counter, in a fixed order.
@@ -153,7 +154,8 @@ func (e *Endpoint) newIndex() uint32 {
 	}
 }
 
-// Begin begins a handshake with the peer at an address. tag identifies it to the caller, who cancels an earlier one.
+// Begin begins a handshake with the peer at an address. tag identifies it to the caller, which cancels an earlier
+// one.
 func (e *Endpoint) Begin(now mono.Time, tag int, to netip.AddrPort) {
 	var b [8]byte
 	e.random(b[:])
@@ -185,7 +187,7 @@ func (e *Endpoint) Busy(tag int) bool {
 	return false
 }
 
-// Confirm ends the repetition of the last messages of the handshake whose session has an index: the peer uses it.
+// Confirm ends the repetition of the last messages of the handshake of a session's index: the peer uses it.
 func (e *Endpoint) Confirm(index uint32) {
 	if c := e.conns[index]; c != nil {
 		c.close()
@@ -225,7 +227,7 @@ func HandshakeKind(d []byte) bool {
 	return k >= Initial && k < Initial+numKinds
 }
 
-// Handle handles a datagram, whose kind is of this package and whose magic and version are right. What it drops it
+// Handle handles a datagram of a kind of this package, with the right magic and version. What it drops it
 // counts. The caller then calls Next, and Take.
 func (e *Endpoint) Handle(now mono.Time, from netip.AddrPort, d []byte) {
 	if len(d) < seal.HeaderLen {
@@ -334,12 +336,17 @@ func (e *Endpoint) begun(now mono.Time, h *initial, from netip.AddrPort, class C
 			}
 			continue
 		}
-		if c.state < done && c.claim < h.claim {
+		switch {
+		case c.state >= done:
+		case c.state == talking && c.claim < h.claim:
 			// Both ends began. The peer ends its handshake when it receives ours.
 			e.Crossed++
+			if c.answer <= now {
+				c.answer = now.Add(answerGap)
+				c.missing()
+			}
 			return nil
-		}
-		if c.state < done && c.claim > h.claim {
+		case c.state == asking || c.claim > h.claim:
 			c.close() // ours gives way
 		}
 	}
@@ -362,7 +369,8 @@ func (e *Endpoint) begun(now mono.Time, h *initial, from netip.AddrPort, class C
 	}
 	e.tokens[class]--
 	e.Accepted++
-	c := &conn{state: talking, class: class, tag: -1, began: now, at: from, index: e.newIndex(), theirs: h.from, ends: now.Add(Life),
+	c := &conn{state: talking, class: class, tag: -1, began: now, at: from, index: e.newIndex(), theirs: h.from,
+		ends: now.Add(Life),
 		wait: firstRetry, alert: -1}
 	c.local = e.cfg.Hello(false, -1, from)
 	c.repeat(now)
@@ -454,7 +462,8 @@ func (e *Endpoint) part(now mono.Time, c *conn, level int, p part, data []byte) 
 }
 
 func (e *Endpoint) complete(c *conn) {
-	r := Result{Initiator: c.initiator, Tag: c.tag, At: c.at, Index: c.index, Identity: c.identity, Local: c.local, Remote: c.remote}
+	r := Result{Initiator: c.initiator, Tag: c.tag, At: c.at, Index: c.index, Identity: c.identity, Local: c.local,
+		Remote: c.remote}
 	send, err := seal.NewKey(c.write, c.theirs)
 	if err == nil {
 		r.Send = send
@@ -479,8 +488,16 @@ func (e *Endpoint) complete(c *conn) {
 	e.Completed++
 	e.results = append(e.results, r)
 	if !c.initiator {
-		// The session answers from here on.
-		c.close()
+		// The session answers from here on. What the address began before is from an earlier start of the peer, or a
+		// copy.
+		for _, o := range e.order {
+			if !o.initiator && o.at == c.at {
+				o.close()
+			}
+			if o == c {
+				break
+			}
+		}
 		e.sweep()
 	}
 }
@@ -493,7 +510,7 @@ func (e *Endpoint) fail(c *conn, err error) {
 		return
 	}
 	e.failed(c, err)
-	c.alert, c.due, c.ack, c.state = int(alert), [numLevels]uint16{}, false, done
+	c.alert, c.due, c.ack, c.state = int(alert), [numLevels]uint32{}, false, done
 }
 
 // end ends a handshake with a reason.

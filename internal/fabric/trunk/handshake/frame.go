@@ -17,12 +17,13 @@ const (
 	numKinds = iota
 )
 
-// Sizes in octets. MaxDatagram in an IPv6 packet of 1280 octets, without its headers, is 1232.
+// Sizes in octets. MaxDatagram fits into an IPv4 packet of 576 octets, the smallest path of a trunk, without its
+// headers.
 const (
-	MaxDatagram = 1232
-	chunkLen    = 1152 // of handshake messages in one datagram
-	maxChunks   = 16
-	partLen     = 6
+	MaxDatagram = 548
+	chunkLen    = 480 // of handshake messages in one datagram
+	maxChunks   = 32
+	partLen     = 8
 	cookieLen   = 20
 	claimLen    = 8 + cookieLen // of the end that begins: its claim to be the one, and the cookie
 	retryLen    = seal.HeaderLen + cookieLen
@@ -39,7 +40,7 @@ const (
 
 // part is a part of the handshake messages of one level, and what arrived of the peer's.
 type part struct {
-	got   uint16 // bit i: chunk i of the peer's messages has arrived
+	got   uint32 // bit i: chunk i of the peer's messages has arrived
 	total uint16 // length of the messages of this level; 0: none in this datagram
 	chunk uint8
 	what  uint8
@@ -47,7 +48,7 @@ type part struct {
 
 // put appends p and its data.
 func (p part) put(b, data []byte) []byte {
-	b = be.AppendUint16(b, p.got)
+	b = be.AppendUint32(b, p.got)
 	b = be.AppendUint16(b, p.total)
 	return append(append(b, p.chunk, p.what), data...)
 }
@@ -57,7 +58,7 @@ func parsePart(b []byte) (p part, data []byte, ok bool) {
 	if len(b) < partLen {
 		return p, nil, false
 	}
-	p = part{got: be.Uint16(b), total: be.Uint16(b[2:]), chunk: b[4], what: b[5]}
+	p = part{got: be.Uint32(b), total: be.Uint16(b[4:]), chunk: b[6], what: b[7]}
 	data = b[partLen:]
 	switch {
 	case p.what == partAlert:
@@ -75,7 +76,7 @@ func parsePart(b []byte) (p part, data []byte, ok bool) {
 func chunk(i, n int) (lo, hi int) { return min(i*chunkLen, n), min((i+1)*chunkLen, n) }
 
 // all returns the set of the chunks of n octets.
-func all(n int) uint16 { return uint16(1<<((n+chunkLen-1)/chunkLen) - 1) }
+func all(n int) uint32 { return uint32(1<<((n+chunkLen-1)/chunkLen) - 1) }
 
 // initial is the header of an Initial.
 type initial struct {
@@ -124,7 +125,7 @@ func parseInitial(d []byte) (h initial, body []byte, ok bool) {
 type flight struct {
 	data  []byte
 	total int    // length of the whole; 0: not known yet
-	have  uint16 // chunks that arrived: here, or at the peer
+	have  uint32 // chunks that arrived: here, or at the peer
 	fed   bool   // handed to TLS
 }
 

@@ -50,8 +50,9 @@ func (h *Hello) Parse(b []byte) error {
 	if len(b) < helloLen {
 		return errors.New("the hello is cut")
 	}
-	*h = Hello{Mode: seal.Mode(b[1]), Limit: int(be.Uint32(b[4:])), Epoch: be.Uint64(b[8:]), Generation: be.Uint32(b[16:]),
-		Node: ib.GUID(be.Uint64(b[20:]))}
+	*h = Hello{Mode: seal.Mode(b[1]), Limit: int(be.Uint32(b[4:])), Epoch: be.Uint64(b[8:]),
+		Generation: be.Uint32(b[16:]),
+		Node:       ib.GUID(be.Uint64(b[20:]))}
 	format := b[0]
 	b = b[helloLen-2:]
 	for _, s := range []*string{&h.Name, &h.Version} {

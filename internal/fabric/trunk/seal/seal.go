@@ -195,7 +195,7 @@ func (k *Key) SealApart(s *Scratch, m Mode, b []byte, head, header, off, n, tag 
 }
 
 // Open returns the body of a datagram with a header of so many octets, decrypted in place; ok is false for one that is
-// not genuine, whose content is undefined then. d is at least header long.
+// not genuine; its content is undefined then. d is at least header long.
 func (k *Key) Open(s *Scratch, m Mode, d []byte, header int) (body []byte, ok bool) {
 	switch m {
 	case None:

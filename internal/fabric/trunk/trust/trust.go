@@ -65,8 +65,9 @@ var (
 	_ handshake.Trust = (*Anyone)(nil)
 )
 
-// FromKey derives an authority from a key: its private key is the P-256 scalar that HKDF (RFC 5869) makes of the key, so
-// that who has the key, and only who has it, can sign a certificate. The node's own certificate has a fresh key. now is
+// FromKey derives an authority from a key: its private key is the P-256 scalar that HKDF (RFC 5869) makes of the key,
+// so
+// that those with the key, and only those, can sign a certificate. The node's own certificate has a fresh key. now is
 // the wall clock.
 func FromKey(key []byte, name string, now time.Time) (*Key, error) {
 	if len(key) != KeyLen {
