@@ -68,10 +68,18 @@ third_namespace() {
 }
 
 # start NAMESPACE DIR [FLAG…]: a node, active when this returns. A node with peers is active when all of them run: see
-# active.
+# active. Nodes with peers share a key, unless a flag says what protects their trunks.
 start() {
+  local key=()
   dirs+=("$2")
-  in_ns "$1" "$weft" up --detach --dir "$2" "${@:3}" >"$tmp/up.log" 2>&1 || fail 'weft up' "$tmp/up.log"
+  case " ${*:3} " in
+    *' --trunk-security '*) ;;
+    *' --peer '*)
+      [ -e "$tmp/trunk-key" ] || od -An -tx1 -N32 /dev/urandom | tr -d ' \n' >"$tmp/trunk-key"
+      key=(--trunk-key-file "$tmp/trunk-key")
+      ;;
+  esac
+  in_ns "$1" "$weft" up --detach --dir "$2" "${key[@]}" "${@:3}" >"$tmp/up.log" 2>&1 || fail 'weft up' "$tmp/up.log"
   case " ${*:3} " in
     *' --peer '*) ;;
     *) active "$2" ;;

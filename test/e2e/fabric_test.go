@@ -71,11 +71,11 @@ func (s *subnet) living() (list []lab.Peer) {
 	return list
 }
 
-// openSubnet starts three nodes and returns when every port is active. With a
+// openSubnet starts three nodes with these flags too and returns when every port is active. With a
 // store of their own outside, it survives any of them.
-func openSubnet(t *testing.T, sharedStore bool) *subnet {
+func openSubnet(t *testing.T, sharedStore bool, more ...string) *subnet {
 	t.Helper()
-	s := startSubnet(t, sharedStore)
+	s := startSubnet(t, sharedStore, more...)
 	s.active(0, 1, 2)
 	return s
 }

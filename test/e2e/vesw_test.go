@@ -235,7 +235,7 @@ const first = "opa1v0"
 
 // TestVESW: hosts of three nodes are on two virtual Ethernet switches, two of them on both.
 func TestVESW(t *testing.T) {
-	s := openSubnet(t, true)
+	s := openSubnet(t, true, "--trunk-security", "none") // packets are forged
 	m := s.master(0, 1, 2)
 	red := s.vesw(m, "red", []string{"--mtu", "9000"}, 0, 1, 2)
 	blue := s.vesw(m, "blue", nil, 0, 1)

@@ -160,6 +160,10 @@ func (n *Node) Query(v any, args ...string) error { return n.query(v, args...) }
 
 // Again starts a node that has ended, in the same directory.
 func (n *Node) Again(flags ...string) error {
+	flags, err := secured(filepath.Dir(n.Dir), flags)
+	if err != nil {
+		return err
+	}
 	p, err := Start(Cmd{NetNS: n.netns(), UID: n.UID, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir},
 		flags...)})
 	if err != nil {
