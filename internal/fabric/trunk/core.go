@@ -171,6 +171,7 @@ type peer struct {
 	ack     probe // of a probe; size 0: none
 	hello   bool
 
+	tooOld  uint64 // status.Drop[TooOld] when windows of the mode none began anew
 	number  uint64 // of control datagrams
 	helloNo uint32
 	sentAt  [helloMemory]mono.Time // by number of the hello

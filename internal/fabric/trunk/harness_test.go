@@ -26,6 +26,7 @@ type end struct {
 	limit  int
 	addr   netip.AddrPort
 	epoch  uint64
+	buf    []byte // of control
 	events []string
 	got    [][]byte
 }
@@ -92,13 +93,15 @@ func (e *end) handle(now mono.Time, d []byte) {
 
 // control returns the hellos, replies and probes that are due.
 func (e *end) control(now mono.Time) (out [][]byte) {
+	if e.buf == nil {
+		e.buf = bytes.Repeat([]byte{0xa5}, MaxDatagram)
+	}
 	for {
-		b := bytes.Repeat([]byte{0xa5}, MaxDatagram)
-		o, ok := e.core.Next(now, b)
+		o, ok := e.core.Next(now, e.buf)
 		if !ok {
 			return out
 		}
-		out = append(out, b[:o.Len])
+		out = append(out, bytes.Clone(e.buf[:o.Len]))
 	}
 }
 

@@ -280,10 +280,9 @@ func (c *Core) confirm(now mono.Time, s *session) {
 		}
 		p.theirs, p.theirNo, p.wantsRekey = s.theirs, 0, false
 		// Within an epoch sequence numbers go on while the trunk goes down and up, and from session to session.
-		for _, w := range p.streams {
-			if w != nil {
-				*w = window{}
-			}
+		p.forget()
+		if w := p.streams[controlStream]; w != nil {
+			*w = window{}
 		}
 		if p.status.Up {
 			c.down(now, i, p.restarted)
@@ -293,6 +292,15 @@ func (c *Core) confirm(now mono.Time, s *session) {
 	c.alive(now, i)
 	p.hello = true // confirms the session to the peer
 	c.turn = 0
+}
+
+// forget begins the sequences of lanes anew.
+func (p *peer) forget() {
+	for _, w := range p.streams[:MaxStreams] {
+		if w != nil {
+			*w = window{}
+		}
+	}
 }
 
 // choose chooses the session to send on.
@@ -310,6 +318,10 @@ func (c *Core) choose(now mono.Time, i int) {
 	if p.tx != nil && best != nil {
 		p.status.Rekeys++
 		p.wantsRekey = false
+		if old := p.status.Drop[TooOld]; best.mode == seal.None && old > p.tooOld {
+			p.tooOld = old
+			p.forget() // a forged number does not stop a stream for longer than this
+		}
 	}
 	p.tx = best
 	for _, s := range p.sessions {

@@ -642,3 +642,29 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("another GUID: %+v", s)
 	}
 }
+
+// TestForgedNumber: without authentication a forged number stops a stream until the next rekey, and not for ever.
+func TestForgedNumber(t *testing.T) {
+	w := newWorld(t, 9)
+	none := func(c *Config) { c.Mode, c.RekeyAfter = seal.None, 2*time.Second }
+	a := w.host(0xa, 1472, psk(t, 1), none, 0xb)
+	b := w.host(0xb, 1472, psk(t, 1), none, 0xa)
+	w.run(5*time.Second, up(a, b))
+	b.send(0, numbered(1, 10))
+	forged := bytes.Clone(w.sky[len(w.sky)-1].data)
+	be.PutUint64(forged[8:], be.Uint64(forged[8:])|numberMask)
+	w.run(5*time.Millisecond, never)
+	w.deliver(flying{w.now, b.addr, a.addr, forged})
+	a.got = nil
+	b.send(0, numbered(2, 10))
+	w.run(5*time.Millisecond, never)
+	if n := a.core.Status(0).Drop[TooOld]; len(a.got) != 0 || n != 1 {
+		t.Errorf("%d packets behind a forged number, %d too old", len(a.got), n)
+	}
+	w.run(3*time.Second, never)
+	b.send(0, numbered(3, 10))
+	w.run(5*time.Millisecond, never)
+	if s := a.core.Status(0); len(a.got) != 1 || s.Downs != 0 || s.Rekeys == 0 {
+		t.Errorf("%d packets after the rekey: %+v", len(a.got), s)
+	}
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package seal is the record layer of trunks: it encrypts or authenticates one datagram with AES-256-GCM, in place
+// Package seal is the record layer of trunks: it encrypts or authenticates one datagram with AES-128-GCM, in place
 // (docs/notes/trunk.md, Sealing; NIST SP 800-38D; RFC 8446 section 5.3 for the nonce).
 //
 // What comes in: a traffic secret of a handshake, datagrams with their header, and a counter; what goes out: sealed
@@ -38,7 +38,7 @@ const (
 	TagLen = 16
 	// MaxHeader bounds a header.
 	MaxHeader = 32
-	keyLen    = 32
+	keyLen    = 16
 	ivLen     = 12
 )
 

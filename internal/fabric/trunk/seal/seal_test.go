@@ -48,7 +48,7 @@ func TestExpandLabel(t *testing.T) {
 // TestGCM compares the nonce and the additional data with a direct use of AES-GCM.
 func TestGCM(t *testing.T) {
 	k := key(t)
-	raw, _ := expand(secret, "weft trunk key", 32)
+	raw, _ := expand(secret, "weft trunk key", keyLen)
 	iv, _ := expand(secret, "weft trunk iv", 12)
 	block, _ := aes.NewCipher(raw)
 	aead, _ := cipher.NewGCM(block)
