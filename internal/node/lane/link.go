@@ -72,6 +72,15 @@ func (l *Link) SetTrunks(s *udp.Sender, hellos *udp.Link, peers []ib.GID) {
 	}
 }
 
+// SetTrunkPeer sets the address of a peer for faults; it runs on the lane.
+func (l *Link) SetTrunkPeer(peer int, at ib.GID) {
+	for _, s := range []*fault.Packets{l.packets, l.hellos} {
+		if s != nil {
+			s.SetPeer(peer, at)
+		}
+	}
+}
+
 // AddEthernet adds the link of a function's port in a virtual Ethernet switch. Lane 0 has those links.
 func (l *Link) AddEthernet(function uint16, port *roceframe.Link) {
 	l.ethernet.frames = append(l.ethernet.frames, etherLink{function, port})

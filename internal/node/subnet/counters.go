@@ -7,6 +7,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/udp"
+	"weft/internal/fabric/trunk"
 	"weft/internal/mgmt/umad"
 	"weft/internal/proto/counters"
 )
@@ -14,7 +15,8 @@ import (
 // Counters adds the counters of the fabric link of each lane, of trunks, agents, queue pair 1 and user MADs. No lane
 // may call it.
 func (s *Subnet) Counters(add func(scope, instance, name string, v uint64)) error {
-	sent := make([]udp.SendCounters, len(s.cfg.Peers))
+	var sent [trunk.MaxPeers]udp.SendCounters
+	var names [trunk.MaxPeers]string // of the peers; empty: none
 	for i, l := range s.lanes.All() {
 		err := l.Query(func() {
 			c := l.Net.Fabric.Counters()
@@ -22,26 +24,39 @@ func (s *Subnet) Counters(add func(scope, instance, name string, v uint64)) erro
 			if s.trunks == nil {
 				return
 			}
-			for p := range s.cfg.Peers {
-				c := s.senders[i].Counters(p)
-				sent[p].Add(&c)
+			if i == 0 {
+				for p := range s.trunks.Peers() {
+					if s.trunks.Used(p) {
+						names[p] = s.trunks.Status(p).Addr.String()
+					}
+				}
+			}
+			for p, name := range names {
+				if name != "" {
+					c := s.senders[i].Counters(p)
+					sent[p].Add(&c)
+				}
 			}
 			if i != 0 {
 				return
 			}
 			t := s.trunks.Counters()
 			t.Each(func(name string, v uint64) { add(api.ScopeLink, "trunks", name, v) })
-			for p := range s.cfg.Peers {
-				k := s.trunks.Status(p)
-				k.Each(func(name string, v uint64) { add(api.ScopeTrunk, k.Addr.String(), name, v) })
+			for p, at := range names {
+				if at != "" {
+					k := s.trunks.Status(p)
+					k.Each(func(name string, v uint64) { add(api.ScopeTrunk, at, name, v) })
+				}
 			}
 		})
 		if err != nil {
 			return err
 		}
 	}
-	for p := range sent {
-		sent[p].Each(func(name string, v uint64) { add(api.ScopeTrunk, s.trunks.Peer(p).String(), name, v) })
+	for p, at := range names {
+		if at != "" {
+			sent[p].Each(func(name string, v uint64) { add(api.ScopeTrunk, at, name, v) })
+		}
 	}
 	each := func(scope, instance, prefix string, c any) {
 		counters.Each(prefix, c, func(name string, v uint64) { add(scope, instance, name, v) })

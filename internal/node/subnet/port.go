@@ -242,7 +242,7 @@ func (s *Subnet) peerUp(p uint8) bool {
 		return s.Switch.Enabled(p) && c.Agent.Enabled(1)
 	}
 	for _, t := range s.peers {
-		if t.port == p {
+		if t.port == p && p != 0 {
 			return t.up && s.Switch.Enabled(p)
 		}
 	}

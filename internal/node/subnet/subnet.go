@@ -11,11 +11,13 @@ package subnet
 
 import (
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/fabric/link/udp"
+	"weft/internal/fabric/trunk"
 	"weft/internal/fabric/vswitch"
 	"weft/internal/mgmt/agent"
 	"weft/internal/node/lane"
@@ -34,7 +36,7 @@ type Config struct {
 	GUID        ib.GUID  // of the node: the base of its GUIDs
 	Host        string   // the host's name, for descriptions
 	SwitchPorts int      // ports of the switch
-	Peers       []string // the nodes at the other ends of trunks, by trunk
+	Peers       []string // the nodes at the other ends of trunks from the start, by trunk
 	WireLocal   bool     // datagrams within the node become packets, too
 	// NewPort describes the InfiniBand port of a function that no manager has configured yet.
 	NewPort func(guid ib.GUID) *hca.Port
@@ -86,16 +88,17 @@ type Subnet struct {
 	// The trunks to other nodes: the link of lane 0, and the sender of each lane. nil: there are no peers.
 	trunks  *udp.Link
 	senders []*udp.Sender
+	trunkMu sync.Mutex     // held while a trunk is added or removed; it precedes no other lock
 	trusts  []api.Degraded // what is wrong with their trust
 
 	// Switch is the agent of the switch. It belongs to the management goroutine, as all that follows.
 	Switch    *agent.Agent
-	Manager   Manager          // behind port 0 of the switch; nil: none at this node
-	Clients   Clients          // nil: no program speaks for a port
-	Functions map[uint16]*Port // the ports of functions that are plugged in, by function
-	ports     map[uint8]*Port  // the same, by port of the switch
-	peers     []trunkPort      // by peer
-	Dirty     bool             // the switch's tables changed: the next turn publishes them
+	Manager   Manager                   // behind port 0 of the switch; nil: none at this node
+	Clients   Clients                   // nil: no program speaks for a port
+	Functions map[uint16]*Port          // the ports of functions that are plugged in, by function
+	ports     map[uint8]*Port           // the same, by port of the switch
+	peers     [trunk.MaxPeers]trunkPort // by peer
+	Dirty     bool                      // the switch's tables changed: the next turn publishes them
 	changed   map[*Port]agent.Change
 	bounced   []uint8    // ports of the switch with a link that comes up again
 	queued    []outbound // between the agents of the node
@@ -124,7 +127,8 @@ type Clients interface {
 
 // trunkPort is the switch's end of a trunk.
 type trunkPort struct {
-	port uint8
+	name string
+	port uint8 // 0: none
 	up   bool
 	node ib.GUID
 }
@@ -159,12 +163,12 @@ func New(c Config) *Subnet {
 		VendorID: vendorID, Description: c.Host +
 			" weft switch", Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
 		switchCounters{s})
-	w := &fabric.Wiring{Trunk: make([]uint8, len(c.Peers))}
-	for i := range c.Peers {
+	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers)}
+	for i, name := range c.Peers {
 		p := uint8(c.SwitchPorts - i)
 		w.Trunk[i] = p
 		w.Port[p] = fabric.Plug{Kind: fabric.Peer, Number: uint16(i)}
-		s.peers = append(s.peers, trunkPort{port: p})
+		s.peers[i] = trunkPort{name: name, port: p}
 	}
 	s.wiring.Store(w)
 	s.Table.Store(s.Switch.Forwarding().Snapshot())

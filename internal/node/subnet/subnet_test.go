@@ -51,12 +51,19 @@ func freePort(t *testing.T) uint16 {
 // newTestSubnet returns a running subnet with one lane and one peer, which is not there.
 func newTestSubnet(t *testing.T, m Mirror) *Subnet {
 	t.Helper()
+	return startTestSubnet(t, m, 0x100, []string{"nowhere"}, func(*Subnet) {})
+}
+
+// startTestSubnet starts a subnet with one lane, after prepare.
+func startTestSubnet(t *testing.T, m Mirror, guid ib.GUID, peers []string, prepare func(*Subnet)) *Subnet {
+	t.Helper()
 	base, log := time.Now().Add(-time.Second), slog.New(slog.DiscardHandler)
 	now := func() mono.Time { return mono.Time(time.Since(base)) }
 	all := hca.NewFunctions(hca.NewAdapter(&hca.Port{}, hca.DefaultLimits))
-	s := New(Config{Log: log, Now: now, GUID: 0x100, Host: "host", SwitchPorts: 4, Peers: []string{"nowhere"},
+	s := New(Config{Log: log, Now: now, GUID: guid, Host: "host", SwitchPorts: 4, Peers: peers,
 		Connections: noConnections{}, Mirror: m,
 		SetMulticastForwarding: all.SetMulticastForwarding, Publish: func([]PortChange) {}, Plugged: func(*hca.Adapter) {}})
+	prepare(s)
 	g, err := lane.Open(lane.Config{Count: 1, Functions: all, Multicast: replicate.DefaultConfig, Now: now, Log: log,
 		Fabric: s.LaneLink,
 		RoCE:   roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}})

@@ -3,6 +3,7 @@
 package subnet
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -29,6 +30,8 @@ var (
 // TrunkConfig is what trunks need from their node.
 type TrunkConfig struct {
 	Port uint16
+	// Grows: AddTrunk may follow, with peers of either address family.
+	Grows bool
 	// Trust authenticates the peers; Mode is the weakest that this node accepts.
 	Trust handshake.Trust
 	Mode  seal.Mode
@@ -39,7 +42,7 @@ type TrunkConfig struct {
 
 // OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
 func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
-	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Trust: c.Trust, Mode: c.Mode, Name: c.Name, Version: c.Version,
+	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Trust: c.Trust, Mode: c.Mode, Name: c.Name, Version: c.Version,
 		Event: s.trunkEvent}
 	for _, a := range peers {
 		l.Peers = append(l.Peers, udp.Peer{Addr: a})
@@ -98,13 +101,77 @@ func (s *Subnet) peerGIDs() (list []ib.GID) {
 	return list
 }
 
+// AddTrunk opens a trunk to a peer, with a name for the log, and plugs it into the switch. It returns the peer's index;
+// ErrNoSwitchPort where no port is free. The lanes run; no lane may call it.
+func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
+	s.trunkMu.Lock()
+	defer s.trunkMu.Unlock()
+	first := s.lanes.First()
+	if e := first.Query(func() { peer, err = s.trunks.AddPeer(p) }); e != nil || err != nil {
+		return 0, errors.Join(e, err)
+	}
+	if at := s.trunks.Peer(peer); at.IsValid() {
+		for _, l := range s.lanes.All() {
+			l.Post(func() { l.Net.SetTrunkPeer(peer, ib.GIDFromAddr(at.Addr().WithZone(""))) })
+		}
+	}
+	if e := s.Do(func() { err = s.plugTrunk(peer, name) }); e != nil || err != nil {
+		first.Query(func() { s.trunks.RemovePeer(first.Now(), peer) })
+		return 0, errors.Join(e, err)
+	}
+	return peer, nil
+}
+
+// plugTrunk plugs the trunk to a peer into the highest free port of the switch.
+func (s *Subnet) plugTrunk(peer int, name string) error {
+	w := s.wiring.Load().Clone()
+	p := s.cfg.SwitchPorts
+	for p > 0 && w.Port[p].Kind != fabric.Nothing {
+		p--
+	}
+	if p == 0 {
+		return ErrNoSwitchPort
+	}
+	w.Trunk[peer] = uint8(p)
+	w.Port[p] = fabric.Plug{Kind: fabric.Peer, Number: uint16(peer)}
+	s.wiring.Store(w)
+	t := &s.peers[peer] // an event may have preceded
+	t.name, t.port = name, uint8(p)
+	s.Dirty = true
+	s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
+	return nil
+}
+
+// RemoveTrunk ends the trunk to a peer at once and frees its port. No lane may call it.
+func (s *Subnet) RemoveTrunk(peer int) error {
+	s.trunkMu.Lock()
+	defer s.trunkMu.Unlock()
+	first := s.lanes.First()
+	if err := first.Query(func() { s.trunks.RemovePeer(first.Now(), peer) }); err != nil {
+		return err
+	}
+	return s.Do(func() {
+		t := &s.peers[peer]
+		if t.port != 0 {
+			s.setLink(s.cfg.Now(), t.port, false)
+			w := s.wiring.Load().Clone()
+			w.Port[t.port], w.Trunk[peer] = fabric.Plug{}, 0
+			s.wiring.Store(w)
+			s.Dirty = true
+		}
+		*t = trunkPort{}
+	})
+}
+
 // trunkEvent handles a trunk that came up or went down; it is called on lane 0.
 func (s *Subnet) trunkEvent(e trunk.Event) {
 	s.Post(func() {
 		t := &s.peers[e.Peer]
 		t.up, t.node = e.Up, e.Node
-		s.log.Info("trunk", "peer", s.cfg.Peers[e.Peer], "up", e.Up, "node", e.Node, "name", e.Name)
-		s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
+		s.log.Info("trunk", "peer", t.name, "up", e.Up, "node", e.Node, "name", e.Name)
+		if t.port != 0 {
+			s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
+		}
 	})
 }
 
@@ -117,8 +184,13 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 	if s.trunks == nil {
 		return nil, nil
 	}
+	var index []int
 	err = s.lanes.First().Query(func() {
-		for i := range s.cfg.Peers {
+		for i := range s.trunks.Peers() {
+			if !s.trunks.Used(i) {
+				continue
+			}
+			index = append(index, i)
 			k := s.trunks.Status(i)
 			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit,
 				Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs, Rekeys: k.Rekeys,
@@ -140,7 +212,7 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 		if err == nil {
 			err = l.Query(func() {
 				for p := range list {
-					list[p].Sent += s.senders[i].Counters(p).Packets
+					list[p].Sent += s.senders[i].Counters(index[p]).Packets
 				}
 			})
 		}

@@ -15,6 +15,7 @@
 package fabric
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"weft/internal/fabric/vswitch"
@@ -66,6 +67,13 @@ type Plug struct {
 type Wiring struct {
 	Port  [vswitch.MaxPorts + 1]Plug
 	Trunk []uint8 // by peer: its port
+}
+
+// Clone returns a copy to change.
+func (w *Wiring) Clone() *Wiring {
+	c := *w
+	c.Trunk = slices.Clone(w.Trunk)
+	return &c
 }
 
 // At returns what is plugged into a port, Nothing where there is no such port.
@@ -170,8 +178,7 @@ type Link struct {
 	now           mono.Time
 }
 
-// New returns a link. Several links, one per lane, share table and wiring,
-// which has all its trunks from the start.
+// New returns a link. Several links, one per lane, share table and wiring. Wiring.Trunk never becomes longer.
 func New(cfg Config) *Link {
 	l := &Link{cfg: cfg, stage: make([]byte, MaxRun), joiner: pkt.NewJoiner(recvRuns), paths: make([]ib.Path, recvRuns)}
 	l.recv = l.fromTrunk

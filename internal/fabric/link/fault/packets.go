@@ -41,6 +41,14 @@ func NewPackets(peers []ib.GID) *Packets {
 	return s
 }
 
+// SetPeer sets the address of a peer, which may be a further one.
+func (s *Packets) SetPeer(peer int, at ib.GID) {
+	for len(s.paths) <= peer {
+		s.paths = append(s.paths, ib.Path{})
+	}
+	s.paths[peer].DGID = at
+}
+
 // NewDatagrams returns such a stage for the datagrams of trunks that carry no packets
 // (udp.Link.Inject). A corrupted datagram is dropped, as the receiver's UDP checksum would do.
 func NewDatagrams(peers []ib.GID) *Packets {
@@ -54,6 +62,10 @@ func (s *Packets) Held() int { return s.held.Len() }
 
 // Pass implements trunk.Injector.
 func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
+	if peer >= len(s.paths) {
+		s.sent++
+		return 1
+	}
 	path := &s.paths[peer]
 	if !s.match(path) {
 		s.sent++

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subnet
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"weft/internal/fabric/link/udp"
+	"weft/internal/fabric/trunk/trust"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+)
+
+// TestTrunksAtRunTime adds and removes the trunk between two running subnets: the link of the port follows, and the
+// port is free again.
+func TestTrunksAtRunTime(t *testing.T) {
+	key := bytes.Repeat([]byte{9}, trust.KeyLen)
+	var nodes [2]*Subnet
+	var at [2]netip.AddrPort
+	for i := range nodes {
+		at[i] = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+		k, err := trust.FromKey(key, "test", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[i] = startTestSubnet(t, &mirrorCount{}, ib.GUID(0x100*(i+1)), nil, func(s *Subnet) {
+			err = s.OpenTrunks(TrunkConfig{Port: at[i].Port(), Grows: true, Trust: k, Name: string(rune('a' + i))}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(s.CloseTrunks)
+		})
+	}
+	a, b := nodes[0], nodes[1]
+	linkUp := func(s *Subnet, port uint8) (up bool) {
+		s.Do(func() { up = s.Switch.Port(port).PortPhysicalState == ib.PhysLinkUp })
+		return up
+	}
+	until := func(what string, done func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				list, err := a.Trunks(func(m mono.Time) time.Time { return time.Time{} })
+				t.Fatalf("waited in vain for %s: %+v, %v", what, list, err)
+			}
+		}
+	}
+	for round := range 2 {
+		pa, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200})
+		if err != nil || pa != 0 || a.TrunkPort(pa) != 4 {
+			t.Fatalf("round %d: peer %d at port %d, %v", round, pa, a.TrunkPort(pa), err)
+		}
+		if _, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200}); err == nil {
+			t.Error("the same peer was added twice")
+		}
+		if _, err := b.AddTrunk("a", udp.Peer{Anywhere: true, Node: 0x100}); err != nil {
+			t.Fatal(err)
+		}
+		until("the link", func() bool { return linkUp(a, 4) && linkUp(b, 4) })
+		list, err := a.Trunks(func(mono.Time) time.Time { return time.Time{} })
+		if err != nil || len(list) != 1 || list[0].Name != "b" || list[0].Security != "encrypt" || list[0].Port != 4 ||
+			!list[0].Up || list[0].Node != ib.GUID(0x200).String() {
+			t.Errorf("%+v, %v", list, err)
+		}
+		counted := false
+		if err := a.Counters(func(scope, instance, name string, v uint64) {
+			counted = counted || name == "sessions" && v > 0 && instance == at[1].String()
+		}); err != nil || !counted {
+			t.Errorf("the trunk is not counted: %v", err)
+		}
+		if err := a.RemoveTrunk(pa); err != nil {
+			t.Fatal(err)
+		}
+		if linkUp(a, 4) || a.TrunkPort(pa) != 0 {
+			t.Error("the port of a removed trunk is up")
+		}
+		until("the other end", func() bool { return !linkUp(b, 4) })
+		if list, _ := a.Trunks(func(mono.Time) time.Time { return time.Time{} }); len(list) != 0 {
+			t.Errorf("after the removal: %+v", list)
+		}
+		if err := b.RemoveTrunk(0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Ports of the switch end first.
+	for i := range 5 {
+		_, err := a.AddTrunk("x", udp.Peer{Addr: netip.AddrPortFrom(at[0].Addr(), uint16(10000+i))})
+		if (i == 4) != errors.Is(err, ErrNoSwitchPort) {
+			t.Errorf("trunk %d: %v", i, err)
+		}
+	}
+}
