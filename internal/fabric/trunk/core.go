@@ -290,6 +290,29 @@ func (c *Core) RemovePeer(now mono.Time, i int) {
 	c.cfg.Changed(i)
 }
 
+// SetAddr sets where a peer is from now on. Its sessions stay.
+func (c *Core) SetAddr(i int, at netip.AddrPort) error {
+	p := &c.peers[i]
+	switch j, taken := c.byAddr[at]; {
+	case !p.used || !at.IsValid():
+		return fmt.Errorf("peer %d cannot be at %v", i, at)
+	case taken && j != i:
+		return fmt.Errorf("%v is the address of peer %d", at, j)
+	}
+	if c.byAddr[p.cfg.Addr] == i {
+		delete(c.byAddr, p.cfg.Addr)
+	}
+	c.byAddr[at] = i
+	p.cfg.Addr, p.addr, p.begin = at, at, 0
+	if c.hs != nil {
+		c.hs.Cancel(i)
+	}
+	p.hello = true
+	c.turn = 0
+	c.cfg.Changed(i)
+	return nil
+}
+
 // SetLimit sets the size of the largest datagram on the path to a peer, as this node has it; 0: there is no route.
 func (c *Core) SetLimit(i int, limit int) {
 	p := &c.peers[i]

@@ -668,3 +668,32 @@ func TestForgedNumber(t *testing.T) {
 		t.Errorf("%d packets after the rekey: %+v", len(a.got), s)
 	}
 }
+
+// TestSetAddr: a peer that moves keeps its trunk, once this end is given its new address.
+func TestSetAddr(t *testing.T) {
+	w := newWorld(t, 8)
+	key := psk(t, 1)
+	a, b := w.host(0xa, 1472, key, nil, 0xb), w.host(0xb, 1472, key, nil, 0xa)
+	c := netip.MustParseAddrPort("198.51.100.7:1234")
+	w.run(2*time.Second, up(a, b))
+	b.addr = c
+	w.run(100*time.Millisecond, never)
+	if err := a.core.SetAddr(0, c); err != nil {
+		t.Fatal(err)
+	}
+	w.run(5*time.Second, never)
+	a.send(0, numbered(1, 10))
+	b.send(0, numbered(1, 10))
+	w.run(5*time.Millisecond, never)
+	if s := a.core.Status(0); s.Downs != 0 || s.Sessions != 1 || s.Addr != c || len(a.got) != 1 || len(b.got) != 1 {
+		t.Errorf("%+v, %d and %d packets", s, len(a.got), len(b.got))
+	}
+	if _, err := a.core.AddPeer(PeerConfig{Addr: addr(0xb)}); err != nil {
+		t.Errorf("the old address is taken: %v", err)
+	}
+	for _, at := range []netip.AddrPort{addr(0xb), {}} {
+		if err := a.core.SetAddr(0, at); err == nil {
+			t.Errorf("peer 0 is at %v", at)
+		}
+	}
+}

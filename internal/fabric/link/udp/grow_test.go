@@ -34,6 +34,12 @@ func TestGrows(t *testing.T) {
 		if a.Status(0).Name != "b" || b.Status(0).Name != "a" {
 			t.Errorf("names %q, %q", a.Status(0).Name, b.Status(0).Name)
 		}
+		if err := a.SetAddr(0, c.self("::1")); err == nil {
+			t.Error("two peers are at one address")
+		}
+		if err := a.SetAddr(0, b.self("127.0.0.1")); err != nil {
+			t.Error(err)
+		}
 		b.got = nil
 		a.send(random(300))
 		await(t, "a packet", func() bool { return len(b.got) == 1 }, a, b, c)

@@ -186,6 +186,30 @@ func (l *Link) addPeer(cfg Peer, bind bool) (int, error) {
 	return i, nil
 }
 
+// SetAddr sets where a peer with an address is from now on. The trunk stays up where the peer receives there.
+func (l *Link) SetAddr(i int, at netip.AddrPort) error {
+	p := &l.peers[i]
+	cfg := p.cfg
+	cfg.Addr, cfg.Anywhere = at, false
+	cfg, err := normal(cfg, l.port)
+	if err != nil {
+		return fmt.Errorf("peer %v: %w", at, err)
+	}
+	t := newTarget(cfg.Addr, cfg.Local)
+	if l.fd[t.family] < 0 {
+		return fmt.Errorf("peer %v: the node has no %s socket for trunks. fix: start it again", at, family(t.family))
+	}
+	if err := l.core.SetAddr(i, cfg.Addr); err != nil {
+		return fmt.Errorf("peer %v: %w", at, err)
+	}
+	p.cfg = cfg
+	p.closeProbe()
+	p.to.Store(t)
+	p.measure()
+	l.core.SetLimit(i, int(p.path.Load()))
+	return nil
+}
+
 // RemovePeer ends the trunk to a peer at once: its keys are forgotten, and what Senders have for it is dropped. Its
 // index may become that of another.
 func (l *Link) RemovePeer(now mono.Time, i int) {

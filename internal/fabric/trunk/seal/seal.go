@@ -126,6 +126,10 @@ func expand(secret []byte, label string, n int) ([]byte, error) {
 	return hkdf.Expand(sha256.New, secret, string(append(info, 0)), n)
 }
 
+// String names k without its secrets, and GoString does: no log shows them.
+func (k *Key) String() string   { return fmt.Sprintf("key of session %08x", k.index) }
+func (k *Key) GoString() string { return k.String() }
+
 // Index returns the session index at the receiver.
 func (k *Key) Index() uint32 { return k.index }
 

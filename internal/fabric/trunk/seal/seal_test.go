@@ -8,6 +8,7 @@ import (
 	"crypto/cipher"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -120,6 +121,18 @@ func TestSeal(t *testing.T) {
 				if _, ok := k.Open(&s, m, bytes.Clone(whole[:n]), 20); ok {
 					t.Fatalf("%v: opened %d of %d octets", m, n, len(whole))
 				}
+			}
+		}
+	}
+}
+
+// TestNothingPrinted: no verb of fmt shows a key.
+func TestNothingPrinted(t *testing.T) {
+	k := key(t)
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		for _, x := range []any{k, struct{ K *Key }{k}} {
+			if got := fmt.Sprintf(verb, x); len(got) > 60 || !strings.Contains(got, "01020304") && !strings.Contains(got, "0x") {
+				t.Errorf("%s: %s", verb, got)
 			}
 		}
 	}

@@ -128,6 +128,10 @@ func leaf(name string, now time.Time, parent *x509.Certificate, by *ecdsa.Privat
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own}, err
 }
 
+// String and GoString show nothing of the key.
+func (k *Key) String() string   { return "trust of a shared key" }
+func (k *Key) GoString() string { return k.String() }
+
 // Certificate implements handshake.Trust.
 func (k *Key) Certificate() (*tls.Certificate, error) { return &k.own, nil }
 
