@@ -390,7 +390,8 @@ func (c *Core) renew(now mono.Time, i int) {
 	due := s == nil || !p.status.Up && c.read(now, i).Sub(p.heard) >= c.cfg.DownAfter+lostAfter
 	if !due && p.status.Up && c.cfg.Node < p.status.Node {
 		// Sessions that began together are not all replaced at once.
-		due = now.Sub(s.at) >= c.cfg.RekeyAfter-c.cfg.RekeyAfter*time.Duration(i%16)/128 || p.wantsRekey || s.send.Used() >= c.cfg.RekeyDatagrams
+		due = now.Sub(s.at) >= c.cfg.RekeyAfter-c.cfg.RekeyAfter*time.Duration(i%16)/128 || p.wantsRekey ||
+			s.send.Used() >= c.cfg.RekeyDatagrams
 	}
 	if !due {
 		return

@@ -51,12 +51,14 @@ type world struct {
 	loss  float64
 	dup   float64
 	delay time.Duration // of each, up to
-	hole  int           // larger datagrams are lost on the way; 0: none
-	sum   uint64        // of what was sent, to compare two runs
-	seen  [][]byte      // recorded, while record
-	from  []netip.AddrPort
-	to    []netip.AddrPort
-	rec   bool
+	// blocked directions lose everything; nil: none is.
+	blocked func(from, to netip.AddrPort) bool
+	hole    int      // larger datagrams are lost on the way; 0: none
+	sum     uint64   // of what was sent, to compare two runs
+	seen    [][]byte // recorded, while record
+	from    []netip.AddrPort
+	to      []netip.AddrPort
+	rec     bool
 }
 
 func newWorld(t testing.TB, seed uint64) *world {
@@ -111,7 +113,7 @@ func (w *world) transmit(from *host, to netip.AddrPort, d []byte) {
 	if w.rec {
 		w.seen, w.from, w.to = append(w.seen, bytes.Clone(d)), append(w.from, from.addr), append(w.to, to)
 	}
-	if lost || len(d) > from.mtu || w.hole > 0 && len(d) > w.hole {
+	if lost || w.blocked != nil && w.blocked(from.addr, to) || len(d) > from.mtu || w.hole > 0 && len(d) > w.hole {
 		return
 	}
 	w.sky = append(w.sky, flying{w.now.Add(time.Duration(delay * float64(w.delay))), from.addr, to, bytes.Clone(d)})

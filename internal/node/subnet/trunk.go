@@ -42,8 +42,9 @@ type TrunkConfig struct {
 
 // OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
 func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
-	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Trust: c.Trust, Mode: c.Mode, Name: c.Name, Version: c.Version,
-		Event: s.trunkEvent}
+	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Trust: c.Trust, Mode: c.Mode, Name: c.Name,
+		Version: c.Version,
+		Event:   s.trunkEvent}
 	for _, a := range peers {
 		l.Peers = append(l.Peers, udp.Peer{Addr: a})
 	}

@@ -126,8 +126,8 @@ func Open(cfg Config) (*Link, error) {
 	l.hello = l.sendHello
 	var err error
 	l.core, err = trunk.New(trunk.Config{Node: cfg.Node, Name: cfg.Name, Version: cfg.Version, Mode: cfg.Mode,
-		Trust: cfg.Trust, Wall: cfg.Wall, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, RekeyAfter: cfg.RekeyAfter,
-		Event: l.happened, Changed: l.changed, Read: l.read})
+		Trust: cfg.Trust, Wall: cfg.Wall, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
+		RekeyAfter: cfg.RekeyAfter, Event: l.happened, Changed: l.changed, Read: l.read})
 	if err != nil {
 		return nil, fmt.Errorf("open trunks: %w", err)
 	}
