@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package voters
+
+// Identity names a group. A restore from a backup or a copy makes a new group: of another cluster, of the next
+// generation. The group of the highest generation is the store of the fabric.
+type Identity struct {
+	Cluster    uint64 `json:"cluster"` // chosen at random when the group is made
+	Generation uint64 `json:"generation"`
+}
+
+// Answer is what another member that has a replica reports.
+type Answer struct {
+	From  string // the member
+	Group Identity
+	// Removed: the replica that the question names was in the group, and its removal is committed. A replica that the
+	// member does not list yet is not removed: a learner that has just begun knows none.
+	Removed bool
+}
+
+// Verdict is what a node does with the files of a replica.
+type Verdict uint8
+
+// Verdicts.
+const (
+	Start    Verdict = iota // use the files: the group decides by its majority
+	SetAside                // do not use them: the member is a client
+	Conflict                // two groups of one generation: a person decides
+)
+
+func (v Verdict) String() string { return [...]string{"start", "set aside", "conflict"}[v] }
+
+// Resume decides whether a node may use the files of its replica of a group, given the answers of the members that it
+// reached. It is called before the files are used and at intervals while they are. Without an answer the files are used:
+// after a power failure of all hosts there is no other source, and a group without its majority changes nothing. What
+// a removed replica has then cannot become a second group, because the removal is in the log of a majority; the one
+// exception is a restored group, and that has another generation.
+func Resume(own Identity, answers []Answer) (Verdict, string) {
+	verdict, why := Start, ""
+	for _, a := range answers {
+		switch {
+		case a.Group.Generation > own.Generation:
+			return SetAside, a.From + " has a store of a later generation"
+		case a.Group.Generation < own.Generation:
+			// It is out of date and finds that out by the same rule.
+		case a.Group.Cluster != own.Cluster:
+			verdict, why = Conflict, a.From+" has another store of the same generation"
+		case a.Removed && verdict != Conflict:
+			verdict, why = SetAside, a.From+" reports that this replica was removed"
+		}
+	}
+	return verdict, why
+}
