@@ -5,13 +5,16 @@ package etcd
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -19,26 +22,26 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/config"
 	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3compactor"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/features"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
 	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/voters"
 )
 
 // MaxSize is how large the embedded store may become on disk.
 const MaxSize = 256 << 20
 
-// memberName and memberURL name the one member of an embedded cluster. Nothing
-// listens there: a member without peers needs an address, not a socket.
+// memberName and memberURL name the replica of a server that is alone. Nothing listens there: a replica without others
+// needs an address, not a socket.
 const (
 	memberName = "weft"
 	memberURL  = "http://127.0.0.1:1"
@@ -49,22 +52,40 @@ type ServerConfig struct {
 	Dir       string        // of the data, made with 0700; one server at a time
 	Listen    string        // URL for other nodes, as http://10.0.0.1:2379 (port 0: any); empty: none
 	TLS       *tls.Config   // for https: certificate, and client verification (ClientAuth)
+	Admit     Admit         // of certificates; nil: every connection may do what is served
 	Namespace string        // of this fabric's keys; DefaultNamespace
 	Timeout   time.Duration // of one call; DefaultTimeout
 	Log       *slog.Logger  // nil: discarded
 
+	// Of a replica among others. Name is that of the member, Advertise the URL where the other replicas reach Listen,
+	// Files authenticate the connections to them.
+	Name      string
+	Advertise string
+	Files     PeerFiles
+	// Join is the group to join where Dir has no files; nil makes a new group.
+	Join []Replica
+
 	maxSize int64 // MaxSize, except in tests
 }
 
-// Server is an embedded etcd of one member. It opens no socket but the one of
-// Listen.
+// PeerFiles are the paths of PEM files: the certificate of the member, its key, the CA. etcd reads certificate and key
+// for each connection. The certificate of the other end must be valid for PeerName. Zero: no TLS.
+type PeerFiles struct{ Cert, Key, CA string }
+
+// PeerName is a DNS name in the certificate of each member that may hold a replica. The connections between replicas
+// check it rather than an address, which may change.
+const PeerName = "voter.weft.internal"
+
+// Server is an embedded etcd: one that is alone, or a replica of a group. It opens no socket but the one of Listen.
 type Server struct {
 	c        ServerConfig
 	dir      string
 	lock     *fileutil.LockedFile
 	etcd     *etcdserver.EtcdServer
 	listener net.Listener // nil: none
+	front    *front
 	rpc      *grpc.Server
+	web      *http.Server
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
 	once     sync.Once // of Close
@@ -182,10 +203,19 @@ func (s *Server) listen() error {
 // newServer makes the server out of the directory. Where etcd would end the
 // process about it, only its goroutine ends.
 func (s *Server) newServer() error {
-	peers, err := types.NewURLs([]string{memberURL})
+	name := cmp.Or(s.c.Name, memberName)
+	peers, err := types.NewURLs([]string{cmp.Or(s.c.Advertise, memberURL)})
 	if err != nil {
 		return err
 	}
+	group := types.URLsMap{name: peers}
+	for _, r := range s.c.Join {
+		if group[r.Name], err = types.NewURLs([]string{r.URL}); err != nil {
+			return err
+		}
+	}
+	var token [16]byte
+	rand.Read(token[:]) // never fails
 	var clients types.URLs
 	if url := s.URL(); url != "" {
 		if clients, err = types.NewURLs([]string{url}); err != nil {
@@ -194,19 +224,24 @@ func (s *Server) newServer() error {
 	}
 	log := bridge(s.c.Log, s.fail)
 	cfg := config.ServerConfig{
-		Name:                memberName,
-		ClientURLs:          clients,
-		PeerURLs:            peers,
-		DataDir:             filepath.Join(s.dir, "etcd"),
-		InitialPeerURLsMap:  types.URLsMap{memberName: peers},
-		InitialClusterToken: "weft",
-		NewCluster:          true,
+		Name:               name,
+		ClientURLs:         clients,
+		PeerURLs:           peers,
+		DataDir:            filepath.Join(s.dir, "etcd"),
+		InitialPeerURLsMap: group,
+		// Two groups never have the same number, so that the replicas of one refuse the messages of the other.
+		InitialClusterToken: hex.EncodeToString(token[:]),
+		NewCluster:          len(s.c.Join) == 0,
 		Logger:              log,
-		ServerFeatureGate:   features.NewDefaultServerFeatureGate(memberName, log),
+		ServerFeatureGate:   features.NewDefaultServerFeatureGate(name, log),
+		PeerTLSInfo: transport.TLSInfo{CertFile: s.c.Files.Cert, KeyFile: s.c.Files.Key, TrustedCAFile: s.c.Files.CA,
+			ServerName: serverName(s.c.Files), MinVersion: tls.VersionTLS13},
 
-		// One member elects itself after one or two ticks.
-		TickMs:        100,
-		ElectionTicks: 2,
+		// One replica elects itself after one or two ticks. A group has another leader 0.8 to 1.6 s after one died.
+		TickMs:                     100,
+		ElectionTicks:              8,
+		InitialElectionTickAdvance: true,
+		PreVote:                    true,
 
 		// Little data: few entries in memory, few old files on disk. Writes are
 		// synced to the log one by one; the table follows at its leisure.
@@ -228,11 +263,12 @@ func (s *Server) newServer() error {
 		WarningApplyDuration:        time.Second,
 		WarningUnaryRequestDuration: time.Second,
 		BcryptCost:                  10, // of passwords, which it has none of
-		StrictReconfigCheck:         true,
-		MaxLearners:                 membership.DefaultMaxLearners,
-		DowngradeCheckTime:          5 * time.Second,
-		CompactHashCheckTime:        time.Minute,
-		Metrics:                     "basic",
+		// Package voters checks each change; etcd's check refuses all in the first seconds of a connection.
+		StrictReconfigCheck:  false,
+		MaxLearners:          maxLearners,
+		DowngradeCheckTime:   5 * time.Second,
+		CompactHashCheckTime: time.Minute,
+		Metrics:              "basic",
 	}
 	type result struct {
 		etcd *etcdserver.EtcdServer
@@ -287,27 +323,49 @@ func (s *Server) broken(why string, err error) error {
 		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is configured anew", Err: err}
 }
 
+// maxLearners bounds the learners: some may not have left when others are added.
+const maxLearners = 2 * voters.MaxLearners
+
+func serverName(f PeerFiles) string {
+	if f.Cert == "" {
+		return ""
+	}
+	return PeerName
+}
+
 // serve answers other nodes.
 func (s *Server) serve(run context.Context) {
-	s.rpc = v3rpc.Server(s.etcd, s.c.TLS, nil,
+	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
+	s.front = newFront(s.listener, s.c.TLS)
+	g := &gate{etcd: s.etcd, namespace: namespace, admit: s.c.Admit}
+	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
 			PermitWithoutStream: true}),
 		// A node that vanished without a word gives its connection back.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}))
-	s.work.Go(func() {
-		if err := s.rpc.Serve(s.listener); err != nil {
+	s.web = s.peerServer()
+	ended := func(err error) {
+		if err != nil && run.Err() == nil && !errors.Is(err, http.ErrServerClosed) {
 			s.fail("it does not answer at " + s.URL() + " any more: " + err.Error())
 		}
-	})
+	}
+	s.work.Go(func() { ended(s.front.serve()) })
+	s.work.Go(func() { ended(s.rpc.Serve(s.front.rpc)) })
+	s.work.Go(func() { ended(s.web.Serve(s.front.web)) })
 	s.work.Go(func() {
 		select {
 		case <-s.failed: // wakes the other waiters too
 			s.listener.Close()
+		case <-s.etcd.StopNotify(): // it was removed from its group
+			s.fail(removedWhy)
 		case <-run.Done():
 		}
 	})
 }
+
+// removedWhy is why a server ended that etcd ended in good order.
+const removedWhy = "this replica was removed from the group"
 
 // URL is where other nodes reach the server, "" without Listen.
 func (s *Server) URL() string {
@@ -382,7 +440,9 @@ func (s *Server) close() {
 		s.stop()
 	}
 	if s.rpc != nil {
+		_ = s.web.Close()
 		s.finish(s.rpc.Stop)
+		s.front.close()
 	} else if s.listener != nil {
 		s.listener.Close()
 	}

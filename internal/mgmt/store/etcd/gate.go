@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// Caller is what a certificate says about who uses the store.
+type Caller struct {
+	Name   string // of the member
+	Voter  bool   // it may hold a replica
+	Access Access // nil: it may read and write everything
+}
+
+// Access decides whether a caller may read or write the keys from key to end; an empty end means the one key, else it
+// is the first key behind the range. Keys are without the namespace.
+type Access func(key, end string, write bool) error
+
+// Admit decides about the certificate of a connection, which was verified against the CA; it refuses one that was
+// revoked. It may be called on any goroutine, for each call.
+type Admit func(*x509.Certificate) (Caller, error)
+
+// open are the calls that the listener serves. Changes of the cluster, of users, of alarms and of files belong to the
+// node itself.
+var open = map[string]bool{
+	"/etcdserverpb.KV/Range": true, "/etcdserverpb.KV/Put": true, "/etcdserverpb.KV/DeleteRange": true,
+	"/etcdserverpb.KV/Txn": true, "/etcdserverpb.Watch/Watch": true, "/etcdserverpb.Lease/LeaseGrant": true,
+	"/etcdserverpb.Lease/LeaseRevoke": true, "/etcdserverpb.Lease/LeaseKeepAlive": true,
+	// Which members there are, and how large the store is.
+	"/etcdserverpb.Maintenance/Status": true, "/etcdserverpb.Cluster/MemberList": true,
+}
+
+// gate authorises the calls of other nodes.
+type gate struct {
+	etcd      *etcdserver.EtcdServer
+	namespace string // with a slash at its end
+	admit     Admit  // nil: everybody may do everything that is open
+}
+
+func refused(err error) error { return status.Error(codes.PermissionDenied, err.Error()) }
+
+// server returns a gRPC server that serves what is open.
+func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
+	opts = append(opts, grpc.Creds(shaken{}), grpc.ChainStreamInterceptor(g.stream))
+	return v3rpc.Server(g.etcd, nil, g.unary, opts...)
+}
+
+// caller returns who calls.
+func (g *gate) caller(ctx context.Context, method string) (Caller, error) {
+	if !open[method] {
+		return Caller{}, refused(fmt.Errorf("%s is not for other nodes", method))
+	}
+	if g.admit == nil {
+		return Caller{}, nil
+	}
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return Caller{}, refused(errors.New("no connection"))
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return Caller{}, refused(errors.New("no certificate"))
+	}
+	c, err := g.admit(info.State.VerifiedChains[0][0])
+	if err != nil {
+		return Caller{}, refused(err)
+	}
+	return c, nil
+}
+
+func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	c, err := g.caller(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.authorise(ctx, c, req); err != nil {
+		return nil, refused(err)
+	}
+	return next(ctx, req)
+}
+
+func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	c, err := g.caller(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	return next(srv, &guarded{ServerStream: ss, g: g, c: c, method: info.FullMethod})
+}
+
+// guarded authorises each message of a stream. A caller that was removed meanwhile loses the stream.
+type guarded struct {
+	grpc.ServerStream
+	g      *gate
+	c      Caller
+	method string
+}
+
+func (s *guarded) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if _, err := s.g.caller(s.Context(), s.method); err != nil {
+		return err
+	}
+	if err := s.g.authorise(s.Context(), s.c, m); err != nil {
+		return refused(err)
+	}
+	return nil
+}
+
+func (s *guarded) SendMsg(m any) error {
+	if _, err := s.g.caller(s.Context(), s.method); err != nil {
+		return err
+	}
+	return s.ServerStream.SendMsg(m)
+}
+
+// authorise decides about one request. What it does not know it refuses.
+func (g *gate) authorise(ctx context.Context, c Caller, req any) error {
+	if c.Access == nil {
+		return nil
+	}
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		return g.keys(c, r.Key, r.RangeEnd, false)
+	case *pb.PutRequest:
+		return errors.Join(g.keys(c, r.Key, nil, true), g.before(c, r.PrevKv, r.Key, nil), g.lease(ctx, c, r.Lease))
+	case *pb.DeleteRangeRequest:
+		return errors.Join(g.keys(c, r.Key, r.RangeEnd, true), g.before(c, r.PrevKv, r.Key, r.RangeEnd))
+	case *pb.TxnRequest:
+		return g.txn(ctx, c, r, 0)
+	case *pb.WatchRequest:
+		if w := r.GetCreateRequest(); w != nil {
+			return g.keys(c, w.Key, w.RangeEnd, false)
+		}
+		return nil
+	case *pb.LeaseGrantRequest:
+		if r.ID != 0 {
+			return errors.New("the store chooses the number of a lease")
+		}
+		return nil
+	case *pb.LeaseRevokeRequest:
+		return g.lease(ctx, c, r.ID)
+	case *pb.LeaseKeepAliveRequest:
+		return g.lease(ctx, c, r.ID)
+	case *pb.StatusRequest, *pb.MemberListRequest:
+		return nil
+	}
+	return fmt.Errorf("%T is not for other nodes", req)
+}
+
+// maxNesting bounds transactions within transactions.
+const maxNesting = 4
+
+func (g *gate) txn(ctx context.Context, c Caller, t *pb.TxnRequest, depth int) error {
+	if depth > maxNesting {
+		return errors.New("the transaction has too many others in it")
+	}
+	for _, x := range t.Compare {
+		if err := g.keys(c, x.Key, x.RangeEnd, false); err != nil {
+			return err
+		}
+	}
+	for _, list := range [][]*pb.RequestOp{t.Success, t.Failure} {
+		for _, op := range list {
+			var err error
+			switch r := op.Request.(type) {
+			case *pb.RequestOp_RequestRange:
+				err = g.authorise(ctx, c, r.RequestRange)
+			case *pb.RequestOp_RequestPut:
+				err = g.authorise(ctx, c, r.RequestPut)
+			case *pb.RequestOp_RequestDeleteRange:
+				err = g.authorise(ctx, c, r.RequestDeleteRange)
+			case *pb.RequestOp_RequestTxn:
+				err = g.txn(ctx, c, r.RequestTxn, depth+1)
+			default:
+				err = errors.New("an operation of the transaction is unknown")
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// before authorises a write that also reads the value before it.
+func (g *gate) before(c Caller, reads bool, key, end []byte) error {
+	if !reads {
+		return nil
+	}
+	return g.keys(c, key, end, false)
+}
+
+// lastKey is behind every key of a namespace.
+const lastKey = "\xff"
+
+// keys authorises a range of etcd's keys.
+func (g *gate) keys(c Caller, key, end []byte, write bool) error {
+	k, in := strings.CutPrefix(string(key), g.namespace)
+	if !in {
+		return fmt.Errorf("%s: the key %s is of another fabric", c.Name, shortKey(key))
+	}
+	e := ""
+	switch {
+	case len(end) == 0:
+	case string(end) == "\x00":
+		return fmt.Errorf("%s: the range from %s does not end", c.Name, shortKey(key))
+	default:
+		if e, in = strings.CutPrefix(string(end), g.namespace); !in {
+			// The first key behind the namespace ends the range of all of it.
+			if string(end) != g.namespace[:len(g.namespace)-1]+"0" {
+				return fmt.Errorf("%s: the range to %s is of another fabric", c.Name, shortKey(end))
+			}
+			e = lastKey
+		}
+		if e == "" {
+			e = "\x00"
+		}
+	}
+	return c.Access(k, e, write)
+}
+
+func shortKey(k []byte) string { return fmt.Sprintf("%.64q", k) }
+
+// lease authorises the use of a lease: every key that ends with it is one that the caller may write. Otherwise a member
+// could end the term of the manager, or keep that of a dead one.
+func (g *gate) lease(ctx context.Context, c Caller, id int64) error {
+	if id == 0 {
+		return nil
+	}
+	if id < 0 || id == math.MaxInt64 {
+		return errors.New("there is no such lease")
+	}
+	l, err := g.etcd.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
+	if err != nil {
+		return nil // it has ended, or the store says why when it is used
+	}
+	for _, k := range l.Keys {
+		if err := g.keys(c, k, nil, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
+
+	"weft/internal/mgmt/store/voters"
+)
+
+// Replica is a replica of a group.
+type Replica struct {
+	ID      uint64 `json:"id"`
+	Name    string `json:"name"` // of its member
+	URL     string `json:"url"`
+	Learner bool   `json:"learner,omitempty"`
+}
+
+// Report is what a replica says about itself and its group to any member of the fabric.
+type Report struct {
+	Name     string          `json:"name"`
+	ID       uint64          `json:"id"`
+	Group    voters.Identity `json:"group"`
+	Replicas []Replica       `json:"replicas"`
+	Leader   uint64          `json:"leader"` // 0: there is none that it knows
+	Applied  uint64          `json:"applied"`
+	// Removed: the replica that was asked for is one that left the group.
+	Removed bool `json:"removed"`
+}
+
+// reportPath is where a replica reports; the parameter is the number of the replica that the question is about.
+const reportPath = "/weft/store"
+
+// maxReport bounds the octets of a Report.
+const maxReport = 64 << 10
+
+// peerServer answers the other replicas, and whoever asks about the group.
+func (s *Server) peerServer() *http.Server {
+	peers := etcdhttp.NewPeerHandler(s.etcd.Logger(), s.etcd)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+reportPath, func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := s.admitted(w, r); !ok {
+			return
+		}
+		id, _ := strconv.ParseUint(r.URL.Query().Get("replica"), 16, 64)
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(s.Report(id)) // the connection has ended
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		c, ok := s.admitted(w, r)
+		switch {
+		case !ok:
+		case s.c.Admit != nil && (!c.Voter || !s.hasReplica(c.Name)):
+			http.Error(w, c.Name+" has no replica of the store", http.StatusForbidden)
+		default:
+			peers.ServeHTTP(w, r)
+		}
+	})
+	return &http.Server{Handler: mux, ReadHeaderTimeout: handshakeTimeout, MaxHeaderBytes: 16 << 10,
+		ErrorLog: discard}
+}
+
+// admitted returns who sent a request; otherwise the refusal has been sent.
+func (s *Server) admitted(w http.ResponseWriter, r *http.Request) (c Caller, ok bool) {
+	if s.c.Admit == nil {
+		return c, true
+	}
+	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+		http.Error(w, "no certificate", http.StatusForbidden)
+		return c, false
+	}
+	c, err := s.c.Admit(r.TLS.VerifiedChains[0][0])
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusForbidden)
+		return c, false
+	}
+	return c, true
+}
+
+func (s *Server) hasReplica(name string) bool {
+	return slices.ContainsFunc(s.etcd.Cluster().Members(), func(m *membership.Member) bool { return m.Name == name })
+}
+
+// ID is the number of the replica.
+func (s *Server) ID() uint64 { return uint64(s.etcd.MemberID()) }
+
+// ClusterID is the number of the group, chosen at random when it was made.
+func (s *Server) ClusterID() uint64 { return uint64(s.etcd.Cluster().ID()) }
+
+// Leads reports whether this replica is the leader as far as it can tell.
+func (s *Server) Leads() bool { return s.down() == "" && s.etcd.Leader() == s.etcd.MemberID() }
+
+// Votes reports whether the replica is a voter.
+func (s *Server) Votes() bool {
+	m := s.etcd.Cluster().Member(s.etcd.MemberID())
+	return m != nil && !m.IsLearner
+}
+
+// Replicas are the replicas of the group, in the order of their numbers.
+func (s *Server) Replicas() (list []Replica) {
+	for _, m := range s.etcd.Cluster().Members() {
+		r := Replica{ID: uint64(m.ID), Name: m.Name, Learner: m.IsLearner}
+		if len(m.PeerURLs) > 0 {
+			r.URL = m.PeerURLs[0]
+		}
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b Replica) int { return int(int64(a.ID>>1) - int64(b.ID>>1)) })
+	return list
+}
+
+// Report describes the replica; asked is the number of the replica that the question is about.
+func (s *Server) Report(asked uint64) Report {
+	return Report{Name: s.c.Name, ID: s.ID(), Group: voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()},
+		Replicas: s.Replicas(), Leader: uint64(s.etcd.Leader()), Applied: s.etcd.AppliedIndex(),
+		Removed: asked != 0 && s.etcd.IsIDRemoved(asked)}
+}
+
+// Change executes a change that package voters decided, on the leader. url is that of a new learner.
+func (s *Server) Change(ctx context.Context, c voters.Change, url string) error {
+	var err error
+	switch c.Kind {
+	case voters.None:
+	case voters.AddLearner:
+		urls, uerr := types.NewURLs([]string{url})
+		if uerr != nil {
+			return fmt.Errorf("%v %s: %w", c.Kind, c.Name, uerr)
+		}
+		now := time.Now()
+		_, err = s.etcd.AddMember(ctx, *membership.NewMemberAsLearner(c.Name, urls, "", &now))
+	case voters.Promote:
+		_, err = s.etcd.PromoteMember(ctx, c.ID)
+	case voters.Remove, voters.MakeClient:
+		_, err = s.etcd.RemoveMember(ctx, c.ID)
+	case voters.Transfer:
+		err = s.etcd.MoveLeader(ctx, s.ID(), c.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("%v %s: %w", c.Kind, c.Name, err)
+	}
+	return nil
+}
+
+// Readdress makes the URL of this replica the one where others reach it now.
+func (s *Server) Readdress(ctx context.Context) error {
+	m := s.etcd.Cluster().Member(s.etcd.MemberID())
+	if s.c.Advertise == "" || m == nil || len(m.PeerURLs) == 1 && m.PeerURLs[0] == s.c.Advertise && m.Name == s.c.Name {
+		return nil
+	}
+	next := *m
+	next.PeerURLs = []string{s.c.Advertise}
+	if _, err := s.etcd.UpdateMember(ctx, next); err != nil {
+		return fmt.Errorf("change the address of this replica to %s: %w", s.c.Advertise, err)
+	}
+	return nil
+}
+
+// host is the part of a URL behind the scheme.
+func host(url string) string {
+	_, h, _ := strings.Cut(url, "://")
+	return h
+}
+
+// discard is for servers whose errors are those of their clients.
+var discard = log.New(io.Discard, "", 0)
+
+// keyGeneration is where the group keeps how often it was restored; without it the generation is 1.
+const keyGeneration = "store/generation"
+
+// generation reads the generation from the replica's own copy: it never changes within a group.
+func (s *Server) generation() uint64 {
+	kv := s.local(keyGeneration)
+	if kv == nil {
+		return 1
+	}
+	n, err := strconv.ParseUint(string(kv), 10, 64)
+	if err != nil {
+		return 1
+	}
+	return n
+}
+
+// local reads a key from the replica's own copy, which may lag; nil if it is not there.
+func (s *Server) local(key string) []byte {
+	r, err := s.etcd.KV().Range(context.Background(), []byte(cmp.Or(s.c.Namespace, DefaultNamespace)+"/"+key), nil,
+		mvcc.RangeOptions{})
+	if err != nil || len(r.KVs) == 0 {
+		return nil
+	}
+	return r.KVs[0].Value
+}
