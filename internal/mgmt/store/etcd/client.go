@@ -124,6 +124,9 @@ func newClient(cli *clientv3.Client, namespace string, timeout time.Duration) (*
 	return c, nil
 }
 
+// SetEndpoints changes the addresses of the cluster.
+func (c *Client) SetEndpoints(urls []string) { c.cli.SetEndpoints(urls...) }
+
 // begin makes the context of one call: it ends with the caller's, with the
 // client, and at the client's limit. The caller calls end.
 func (c *Client) begin(ctx context.Context) (call context.Context, end func(), err error) {

@@ -124,23 +124,32 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	s.etcd.Start()
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	if s.listener != nil {
+		s.serve(run)
+	}
+	// A replica of a group may have to wait for the others: it is of use to them before it is to this node.
+	var patience <-chan time.Time
+	if s.c.Advertise != "" {
+		patience = time.After(groupPatience)
+	}
 	select {
 	case <-s.etcd.ReadyNotify():
 	case <-s.etcd.StopNotify():
 	case <-s.failed:
 	case <-ctx.Done():
+	case <-patience:
 	}
 	if why := s.down(); why != "" || ctx.Err() != nil {
 		return s.broken(cmp.Or(why, "it was not ready in time"), ctx.Err())
 	}
-	run, stop := context.WithCancel(context.Background())
-	s.stop = stop
 	s.work.Go(func() { s.upkeep(run) })
-	if s.listener != nil {
-		s.serve(run)
-	}
 	return nil
 }
+
+// groupPatience is how long the start of a replica waits for its group.
+const groupPatience = time.Second
 
 // ownDir makes the directory and takes its lock.
 func (s *Server) ownDir() error {

@@ -28,7 +28,7 @@ type Settings struct {
 	ManyVoters   int           // from Many members on; 5
 	Many         int           // 7
 	ReplaceAfter time.Duration // absence of a voter until another replaces it; 5 min
-	JoinTimeout  time.Duration // for a learner to start and to catch up; 1 min
+	JoinTimeout  time.Duration // for a learner to start, and five times that to catch up; 1 min
 }
 
 func (s Settings) filled() Settings {
@@ -271,6 +271,8 @@ func (d *decision) dropLearner() Change {
 			return d.removal(r, "it is away")
 		case !r.Synced && !r.Alive && d.now.Sub(r.Since) >= d.s.JoinTimeout:
 			return d.removal(r, "it did not start within %v", d.s.JoinTimeout)
+		case !r.Synced && d.now.Sub(r.Since) >= 5*d.s.JoinTimeout: // its files were lost
+			return d.removal(r, "it did not catch up within %v", 5*d.s.JoinTimeout)
 		}
 	}
 	return Change{}

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/voters"
+	"weft/internal/proto/mono"
+)
+
+// Trees of the store that members and the leader of the group write.
+const (
+	treeMember  = "store/member"  // KEY: Record, written by the member itself
+	treePresent = "store/present" // KEY: presence, with a lease, written by the member itself
+	treeRoster  = "store/roster"  // keyRoster, written by the leader
+	keyRoster   = treeRoster + "/group"
+)
+
+// MemberConfig configures the use of the store by a member of a fabric. Zero means default, except for Dir, Name, Now.
+type MemberConfig struct {
+	Dir       string // of the replica, made with 0700
+	Name      string // of the member, unique in the fabric
+	Key       string // of its own records; Name
+	Listen    string // HOST:PORT of the listener
+	Advertise string // HOST:PORT where others reach it
+	Security  *Security
+	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
+	// a new group.
+	Seeds     []string
+	Unable    bool // it never holds a replica: it has no disk, or others do not reach it
+	Settings  voters.Settings
+	Namespace string
+	Timeout   time.Duration // of one call; DefaultTimeout
+	Every     time.Duration // between looks at the group; 1 s
+	Now       func() mono.Time
+	Log       *slog.Logger
+}
+
+// Security authenticates the members to each other. Without it everybody who reaches the listener is the store's
+// master: for tests.
+type Security struct {
+	Server *tls.Config // certificate, ClientCAs, and ClientAuth RequireAndVerifyClientCert
+	Client *tls.Config // certificate, RootCAs, and a ServerName or VerifyConnection for the other end
+	Files  PeerFiles
+	Admit  Admit
+}
+
+// Record is what a member says about itself, for the leader's decisions.
+type Record struct {
+	Name    string `json:"name"`
+	Address string `json:"address"` // HOST:PORT
+	Unable  bool   `json:"unable,omitempty"`
+	Leaving bool   `json:"leaving,omitempty"`
+}
+
+// presence is the value that is there while a member is connected.
+type presence struct {
+	Replica uint64 `json:"replica,omitempty"` // that runs there
+}
+
+// Roster is the group as its leader last wrote it.
+type Roster struct {
+	Group     voters.Identity   `json:"group"`
+	Replicas  []Replica         `json:"replicas"`
+	Addresses map[string]string `json:"addresses"` // of all members, by name
+}
+
+// Role is what a member is to the store.
+type Role uint8
+
+// Roles.
+const (
+	RoleClient Role = iota
+	RoleLearner
+	RoleVoter
+)
+
+func (r Role) String() string { return [...]string{"client", "learner", "voter"}[r] }
+
+// Member is the store of one node of a fabric: a store for its callers, and a replica of it when the group has use for
+// one. All methods may be called on any goroutine.
+type Member struct {
+	*relay
+	c      MemberConfig
+	poller *http.Client
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+
+	attending atomic.Bool  // this member is in the list of members that are present
+	attended  atomic.Int64 // mono.Time when it was last so, or when the node started
+
+	mu     sync.Mutex // held while the replica is started, ended or replaced
+	server *Server    // nil: this node is a client
+	known  known
+	remote []string // endpoints of the client over the network; nil while the one in this process is used
+	why    string   // why the node is not what it was, for people
+	asked  mono.Time
+	lead   *lead // while this replica leads
+	failed mono.Time
+}
+
+// known is what a node remembers in its directory: where its replica belongs, and who to ask.
+type known struct {
+	Replica uint64 `json:"replica,omitempty"`
+	Roster  Roster `json:"roster"`
+}
+
+const knownFile = "group.json"
+
+// askEvery is how often a replica asks the others whether it belongs to the group, and a client without an answer who
+// has the store.
+const askEvery = 5 * time.Second
+
+// OpenMember starts the use of the store. It does not wait until the group has a leader.
+func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
+	if err := c.Settings.Validate(); err != nil {
+		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store", Why: err.Error(),
+			Fix: "weft up --help lists the settings of the store"}
+	}
+	if err := store.CheckKey(c.Name); err != nil {
+		return nil, err
+	}
+	c.Key, c.Every = cmp.Or(c.Key, c.Name), cmp.Or(c.Every, time.Second)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Member{relay: newRelay(), c: c}
+	m.poller = m.newPoller()
+	m.attended.Store(int64(c.Now()))
+	if err := m.begin(ctx); err != nil {
+		m.relay.Close()
+		m.poller.CloseIdleConnections()
+		return nil, err
+	}
+	run, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.work.Go(func() { m.loop(run) })
+	m.work.Go(func() { m.announce(run) })
+	m.work.Go(func() { m.follow(run) })
+	return m, nil
+}
+
+// begin decides with what the node starts.
+func (m *Member) begin(ctx context.Context) error {
+	if err := os.MkdirAll(m.c.Dir, 0o700); err != nil {
+		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + m.c.Dir, Why: err.Error(),
+			Fix: "weft up --dir names a place that can be written"}
+	}
+	m.known = m.recall()
+	if m.hasFiles() {
+		verdict, why := m.resume(ctx)
+		switch verdict {
+		case voters.Conflict:
+			return conflict(why)
+		case voters.SetAside:
+			if err := m.setAside(why); err != nil {
+				return err
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.hasFiles() || len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
+		if err := m.startReplica(ctx, nil); err != nil {
+			return err
+		}
+	}
+	return m.pick()
+}
+
+func conflict(why string) error {
+	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store", Why: why,
+		Fix: "decide which is the fabric's; on the other hosts remove the directory store and join again"}
+}
+
+// scheme is that of every address of the group.
+func (m *Member) scheme() string {
+	if m.c.Security == nil {
+		return "http://"
+	}
+	return "https://"
+}
+
+func (m *Member) hasFiles() bool {
+	_, err := os.Stat(filepath.Join(m.c.Dir, "etcd", "member"))
+	return err == nil
+}
+
+// recall reads what the node knew; what cannot be read is as if it were not there.
+func (m *Member) recall() (k known) {
+	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
+	if err == nil && json.Unmarshal(b, &k) != nil {
+		m.c.Log.Warn("what this node knew of the store is lost", "file", knownFile)
+		return known{}
+	}
+	return k
+}
+
+// remember writes what the node knows, in one piece; mu is held.
+func (m *Member) remember() {
+	b, err := json.Marshal(m.known)
+	if err == nil {
+		name := filepath.Join(m.c.Dir, knownFile)
+		if err = os.WriteFile(name+".new", b, 0o600); err == nil {
+			err = os.Rename(name+".new", name)
+		}
+	}
+	if err != nil {
+		m.c.Log.Warn("what this node knows of the store is not kept", "err", err)
+	}
+}
+
+// setAside takes the files of the replica out of use. The last ones that were set aside are kept.
+func (m *Member) setAside(why string) error {
+	m.c.Log.Warn("the files of this node's replica are set aside", "why", why)
+	m.why = why
+	old := filepath.Join(m.c.Dir, "etcd.old")
+	if err := os.RemoveAll(old); err != nil {
+		return fmt.Errorf("set the old store aside: %w", err)
+	}
+	err := os.Rename(filepath.Join(m.c.Dir, "etcd"), old)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set the old store aside: %w", err)
+	}
+	m.known.Replica = 0
+	m.remember()
+	return nil
+}
+
+// startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
+func (m *Member) startReplica(ctx context.Context, join []Replica) error {
+	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
+	if err != nil {
+		return err
+	}
+	m.server = s
+	m.known.Replica = s.ID()
+	if join == nil { // else the group is that of the roster
+		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}
+	}
+	m.remember()
+	return nil
+}
+
+func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
+	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join}
+	if m.c.Listen != "" {
+		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise
+	}
+	if m.c.Security != nil {
+		c.TLS, c.Admit, c.Files = m.c.Security.Server, m.c.Security.Admit, m.c.Security.Files
+	}
+	return c
+}
+
+// pick lets callers use the client in this process while the replica votes, otherwise one over the network; mu is held.
+func (m *Member) pick() error {
+	if s := m.server; s != nil && s.down() == "" && s.Votes() {
+		if c, _ := m.client(); c != nil && c.server == s {
+			return nil
+		}
+		c, err := s.Client()
+		if err != nil {
+			return err
+		}
+		m.remote = nil
+		m.use(c)
+		return nil
+	}
+	urls := m.endpoints()
+	if len(urls) == 0 {
+		m.use(nil)
+		return nil
+	}
+	if m.remote != nil {
+		if c, _ := m.client(); c != nil && !slices.Equal(urls, m.remote) {
+			c.SetEndpoints(urls)
+			m.remote = urls
+		}
+		return nil
+	}
+	cfg := ClientConfig{Endpoints: urls, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log}
+	if m.c.Security != nil {
+		cfg.TLS = m.c.Security.Client
+	}
+	c, err := Connect(cfg)
+	if err != nil {
+		return err
+	}
+	m.remote = urls
+	m.use(c)
+	return nil
+}
+
+// endpoints are the URLs of the voters, of the seeds where none is known.
+func (m *Member) endpoints() (urls []string) {
+	for _, r := range m.known.Roster.Replicas {
+		if !r.Learner && r.Name != m.c.Name {
+			urls = append(urls, r.URL)
+		}
+	}
+	if len(urls) == 0 {
+		for _, a := range m.c.Seeds {
+			urls = append(urls, m.scheme()+a)
+		}
+	}
+	return urls
+}
+
+// loop looks at the group until ctx ends.
+func (m *Member) loop(ctx context.Context) {
+	tick := time.NewTicker(m.c.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			m.step(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// step is one look at the group.
+func (m *Member) step(ctx context.Context) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.c.Now()
+	if m.server != nil {
+		m.stepReplica(ctx, now)
+	}
+	if m.server == nil {
+		m.stepClient(ctx, now)
+	}
+	if err := m.pick(); err != nil {
+		m.c.Log.Warn("the store cannot be used", "err", err)
+	}
+}
+
+// stepReplica checks that the replica belongs to the group, and decides about the group where it leads.
+func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
+	removed := m.server.down() == removedWhy
+	if !removed && now.Sub(m.asked) >= askEvery && m.c.Advertise != "" {
+		m.asked = now
+		switch verdict, why := m.resume(ctx); verdict {
+		case voters.SetAside:
+			m.retire(why)
+			return
+		case voters.Conflict:
+			if m.why != why {
+				m.c.Log.Error("there are two stores", "err", conflict(why))
+			}
+			m.why = why
+			m.lead = nil
+			return
+		}
+	}
+	if removed {
+		m.retire(removedWhy)
+		return
+	}
+	if m.server.down() != "" || !m.server.Leads() {
+		m.lead = nil
+		return
+	}
+	if m.lead == nil {
+		m.lead = &lead{m: m, s: m.server, seen: map[string]mono.Time{}, since: map[replicaRole]mono.Time{}}
+	}
+	if err := m.lead.step(ctx, now); err != nil && ctx.Err() == nil {
+		m.c.Log.Debug("the group of the store is left as it is", "err", err)
+	}
+}
+
+// retire ends the replica: this node is a client from now on; mu is held.
+func (m *Member) retire(why string) {
+	m.use(nil)
+	m.remote, m.lead = nil, nil
+	m.server.Close()
+	m.server = nil
+	if err := m.setAside(why); err != nil {
+		m.c.Log.Error("the files of the replica are still there", "err", err)
+	}
+}
+
+// stepClient starts a replica where the roster has one for this node, and looks for the store where none answers.
+func (m *Member) stepClient(ctx context.Context, now mono.Time) {
+	for _, r := range m.known.Roster.Replicas {
+		// A voter without files has lost its log. It must not vote with an empty one: the leader replaces it.
+		if r.Name != m.c.Name || !r.Learner || m.hasFiles() {
+			continue
+		}
+		m.use(nil)
+		m.remote = nil
+		start, stop := context.WithTimeout(ctx, 10*time.Second)
+		err := m.startReplica(start, m.known.Roster.Replicas)
+		stop()
+		if err != nil {
+			m.c.Log.Warn("cannot start a replica of the store", "err", err)
+			if err := m.setAside("it did not start"); err != nil {
+				m.c.Log.Error("the files of the replica are still there", "err", err)
+			}
+			continue
+		}
+		m.c.Log.Info("this node has a replica of the store", "replica", fmt.Sprintf("%x", r.ID))
+		return
+	}
+	if now.Sub(m.asked) < askEvery {
+		return
+	}
+	m.asked = now
+	if m.attending.Load() {
+		return
+	}
+	if r := newest(m.askAll(ctx, 0)); r != nil && r.Group.Generation >= m.known.Roster.Group.Generation {
+		m.learn(Roster{Group: r.Group, Replicas: r.Replicas, Addresses: m.known.Roster.Addresses})
+	}
+}
+
+// newest returns the report of the highest generation, and among those of the one that applied the most.
+func newest(reports []Report) (best *Report) {
+	for i := range reports {
+		r := &reports[i]
+		if best == nil || r.Group.Generation > best.Group.Generation ||
+			r.Group.Generation == best.Group.Generation && r.Applied > best.Applied {
+			best = r
+		}
+	}
+	return best
+}
+
+// learn takes a roster; mu is held. One of an earlier generation is of a store that was replaced.
+func (m *Member) learn(r Roster) {
+	if r.Group.Generation < m.known.Roster.Group.Generation {
+		return
+	}
+	before, err1 := json.Marshal(m.known.Roster)
+	after, err2 := json.Marshal(r)
+	if err1 == nil && err2 == nil && string(before) == string(after) {
+		return
+	}
+	m.known.Roster = r
+	m.remember()
+	if err := m.pick(); err != nil {
+		m.c.Log.Warn("the store cannot be used", "err", err)
+	}
+}
+
+// follow keeps the roster up to date.
+func (m *Member) follow(ctx context.Context) {
+	changes, err := m.Watch(ctx, treeRoster)
+	if err != nil {
+		return // closed
+	}
+	for c := range changes {
+		for _, e := range c.Events {
+			var r Roster
+			if e.Key != keyRoster || e.Deleted || json.Unmarshal(e.Value, &r) != nil {
+				continue
+			}
+			m.mu.Lock()
+			m.learn(r)
+			m.mu.Unlock()
+		}
+	}
+}
+
+// announce keeps the records of this member in the store.
+func (m *Member) announce(ctx context.Context) {
+	var l store.Lease
+	var value string
+	for ctx.Err() == nil {
+		m.mu.Lock()
+		p := presence{}
+		if m.server != nil && m.server.down() == "" {
+			p.Replica = m.server.ID()
+		}
+		m.mu.Unlock()
+		var lost <-chan struct{}
+		if l != nil {
+			lost = l.Lost()
+			select {
+			case <-lost:
+				l, lost = nil, nil
+				m.unattend()
+			default:
+			}
+		}
+		b, err := json.Marshal(p)
+		if err == nil && (l == nil || string(b) != value) {
+			if l, err = m.attend(ctx, l, b); err == nil {
+				value = string(b)
+				m.attending.Store(true)
+			}
+		}
+		if err != nil {
+			m.c.Log.Debug("this node is not in the list of members of the store yet", "err", err)
+		}
+		select {
+		case <-time.After(m.c.Every):
+		case <-lost:
+			m.unattend()
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (m *Member) unattend() {
+	if m.attending.Swap(false) {
+		m.attended.Store(int64(m.c.Now()))
+	}
+}
+
+// presenceTTL is how long after its death a member is present.
+const presenceTTL = 10 * time.Second
+
+func (m *Member) attend(ctx context.Context, l store.Lease, value []byte) (store.Lease, error) {
+	ctx, stop := context.WithTimeout(ctx, DefaultTimeout)
+	defer stop()
+	err := store.Edit(ctx, m, treeMember+"/"+m.c.Key, func(old []byte) ([]byte, error) {
+		r := Record{}
+		if old != nil && json.Unmarshal(old, &r) != nil {
+			r = Record{}
+		}
+		next := Record{Name: m.c.Name, Address: m.c.Advertise, Unable: m.c.Unable || m.c.Advertise == "",
+			Leaving: r.Leaving}
+		if next == r {
+			return nil, nil
+		}
+		return json.Marshal(next)
+	})
+	if err != nil {
+		return l, err
+	}
+	if l == nil {
+		if l, err = m.Lease(ctx, presenceTTL); err != nil {
+			return nil, err
+		}
+	}
+	_, err = m.Txn(ctx, store.Txn{Do: []store.Op{{Key: treePresent + "/" + m.c.Key, Value: value, Lease: l.ID()}}})
+	if err != nil {
+		_ = l.Revoke(ctx) // else it ends by itself
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close ends the use of the store. A replica keeps its files.
+func (m *Member) Close() error {
+	m.stop()
+	m.work.Wait()
+	m.relay.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.server != nil {
+		m.server.Close()
+	}
+	m.poller.CloseIdleConnections()
+	return nil
+}
+
+// addresses are those of all members that this node knows, itself left out.
+func (m *Member) addresses() (list []string) {
+	set := map[string]bool{}
+	for _, a := range m.c.Seeds {
+		set[a] = true
+	}
+	for _, a := range m.known.Roster.Addresses {
+		set[a] = true
+	}
+	for _, r := range m.known.Roster.Replicas {
+		set[host(r.URL)] = true
+	}
+	delete(set, m.c.Advertise)
+	delete(set, "")
+	return slices.Sorted(maps.Keys(set))
+}

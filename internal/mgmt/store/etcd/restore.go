@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/voters"
+	"weft/internal/proto/mono"
+)
+
+// MemberStatus is the part of a member in the store.
+type MemberStatus struct {
+	Role     Role
+	Group    voters.Identity
+	Replicas []Replica
+	Leader   string // name of its member; empty: this node knows none
+	Voters   int    // that a majority is counted of
+	// Alone: this node has a copy, but the group has no majority that it could reach. What is stored cannot change.
+	Alone bool
+	Why   string // why this node's replica was set aside, empty if it was not
+}
+
+// Part describes the part of this member in the store, without waiting.
+func (m *Member) Part() MemberStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := MemberStatus{Group: m.known.Roster.Group, Replicas: m.known.Roster.Replicas, Why: m.why}
+	leader := uint64(0)
+	if s := m.server; s != nil && s.down() == "" {
+		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), uint64(s.etcd.Leader())
+		if s.Votes() {
+			st.Role = RoleVoter
+		}
+		// A learner takes no part in elections, and does not notice that there is no leader any more.
+		st.Alone = leader == 0 || st.Role == RoleLearner && !m.attending.Load() &&
+			m.c.Now().Sub(mono.Time(m.attended.Load())) >= alonePatience
+	}
+	for _, r := range st.Replicas {
+		if !r.Learner {
+			st.Voters++
+		}
+		if r.ID == leader {
+			st.Leader = r.Name
+		}
+	}
+	return st
+}
+
+// alonePatience is how long a learner waits for the group before it counts as alone.
+const alonePatience = 5 * time.Second
+
+// replica returns the server of this node, or why there is none.
+func (m *Member) replica(what string) (*Server, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.server == nil {
+		return nil, &store.Error{Kind: store.ErrUnavailable, What: what, Why: "this node has no copy of the store",
+			Fix: "weft store status lists the nodes that have one"}
+	}
+	return m.server, nil
+}
+
+// Copy lists what this node's own copy has below tree, also while the group has no majority.
+func (m *Member) Copy(ctx context.Context, tree string) (store.Listing, error) {
+	s, err := m.replica("cannot read the copy of the store")
+	if err != nil {
+		return store.Listing{}, err
+	}
+	return s.Copy(ctx, tree)
+}
+
+// Backup returns the content of the store: of this node's copy, or over the network where it has none.
+func (m *Member) Backup(ctx context.Context) (*Backup, error) {
+	if s, err := m.replica("cannot back up the store"); err == nil {
+		return s.Backup(ctx)
+	}
+	l, err := m.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	b := &Backup{Version: BackupVersion, Revision: l.Rev, Group: m.Part().Group}
+	for _, e := range l.Entries {
+		if e.Lease == 0 && e.Key != keyGeneration && !isVolatile(e.Key) {
+			b.Entries = append(b.Entries, BackupEntry{e.Key, e.Value})
+		}
+	}
+	return b, nil
+}
+
+// Defrag writes the file of this node's replica anew. It returns its size before and after, in bytes.
+func (m *Member) Defrag() (before, after int64, err error) {
+	s, err := m.replica("cannot defragment the store")
+	if err != nil {
+		return 0, 0, err
+	}
+	return s.Defrag()
+}
+
+// Restore makes this node the only voter of a new group of the next generation, with the content of a backup, or with
+// that of its own copy where b is nil. The other members follow; their replicas of the group before are set aside,
+// also if they return later. Without force it is refused while the group has its majority.
+//
+// What the group before acknowledged and this content lacks is lost. The new group is complete before the old files are
+// touched.
+func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
+	const what = "cannot restore the store"
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !force && m.healthy(ctx) {
+		return &store.Error{Kind: store.ErrInvalid, What: what,
+			Why: "the store has its majority, and what was changed since would be lost",
+			Fix: "nothing is to be done; to go back to a backup: weft store restore --force FILE"}
+	}
+	if b == nil {
+		if m.server == nil {
+			return &store.Error{Kind: store.ErrInvalid, What: what, Why: "this node has no copy of the store",
+				Fix: "weft store restore FILE with a backup, or weft store restore on a node that has a copy"}
+		}
+		var err error
+		if b, err = m.server.Backup(ctx); err != nil {
+			return err
+		}
+	}
+	generation := max(m.known.Roster.Group.Generation, b.Group.Generation)
+	for _, r := range m.askAll(ctx, 0) {
+		generation = max(generation, r.Group.Generation)
+	}
+	generation++
+	fresh := filepath.Join(m.c.Dir, "restore")
+	if err := os.RemoveAll(fresh); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if err := m.build(ctx, fresh, b, generation); err != nil {
+		return err
+	}
+	m.use(nil)
+	m.remote, m.lead = nil, nil
+	if m.server != nil {
+		m.server.Close()
+		m.server = nil
+	}
+	if err := m.setAside("the store was restored on this node"); err != nil {
+		return err
+	}
+	m.why = ""
+	if err := os.Rename(filepath.Join(fresh, "etcd"), filepath.Join(m.c.Dir, "etcd")); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	_ = os.RemoveAll(fresh) // a lock file
+	if err := m.startReplica(ctx, nil); err != nil {
+		return err
+	}
+	m.known.Roster.Replicas = m.server.Replicas()
+	m.remember()
+	m.c.Log.Warn("the store was restored", "generation", generation, "entries", len(b.Entries))
+	return m.pick()
+}
+
+// build makes the files of a new group with the content of a backup.
+func (m *Member) build(ctx context.Context, dir string, b *Backup, generation uint64) error {
+	s, err := Start(ctx, ServerConfig{Dir: dir, Name: m.c.Name, Namespace: m.c.Namespace, Timeout: m.c.Timeout,
+		Log: m.c.Log})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	c, err := s.Client()
+	if err != nil {
+		return err
+	}
+	return fill(ctx, c, b, generation)
+}
+
+// healthy reports whether the store takes changes; mu is held.
+func (m *Member) healthy(ctx context.Context) bool {
+	c, _ := m.client()
+	if c == nil {
+		return false
+	}
+	ctx, stop := context.WithTimeout(ctx, 3*time.Second)
+	defer stop()
+	_, err := c.Get(ctx, keyRoster)
+	return err == nil
+}
