@@ -4,9 +4,12 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 )
 
@@ -38,3 +41,25 @@ func (s *Server) Fail(why string) { s.fail(why) }
 
 // Bridge is bridge.
 func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger { return bridge(log, fatal) }
+
+// Cut drops the messages of this member's replica to all others, until Mend.
+func (m *Member) Cut() { m.peers((*etcdserver.EtcdServer).CutPeer) }
+
+// Mend undoes Cut.
+func (m *Member) Mend() { m.peers((*etcdserver.EtcdServer).MendPeer) }
+
+func (m *Member) peers(f func(*etcdserver.EtcdServer, types.ID)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.server == nil {
+		return
+	}
+	for _, r := range m.server.Replicas() {
+		if r.ID != m.server.ID() {
+			f(m.server.etcd, types.ID(r.ID))
+		}
+	}
+}
+
+// Named is named.
+func Named(c *tls.Config) *tls.Config { return named(c) }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ type MemberConfig struct {
 // master: for tests.
 type Security struct {
 	Server *tls.Config // certificate, ClientCAs, and ClientAuth RequireAndVerifyClientCert
-	Client *tls.Config // certificate, RootCAs, and a ServerName or VerifyConnection for the other end
+	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
 	Files  PeerFiles
 	Admit  Admit
 }
@@ -297,7 +298,7 @@ func (m *Member) pick() error {
 	}
 	cfg := ClientConfig{Endpoints: urls, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log}
 	if m.c.Security != nil {
-		cfg.TLS = m.c.Security.Client
+		cfg.TLS = named(m.c.Security.Client)
 	}
 	c, err := Connect(cfg)
 	if err != nil {
@@ -306,6 +307,37 @@ func (m *Member) pick() error {
 	m.remote = urls
 	m.use(c)
 	return nil
+}
+
+// named makes a configuration check the name in it, ServerName, rather than the address of the connection: etcd's client
+// replaces the name by the address. All other checks are those of crypto/tls.
+func named(c *tls.Config) *tls.Config {
+	name, roots, next := c.ServerName, c.RootCAs, c.VerifyConnection
+	if name == "" || c.InsecureSkipVerify {
+		return c
+	}
+	c = c.Clone()
+	c.InsecureSkipVerify = true // VerifyConnection verifies
+	c.VerifyConnection = func(s tls.ConnectionState) error {
+		if len(s.PeerCertificates) == 0 {
+			return errors.New("the other end has no certificate")
+		}
+		o := x509.VerifyOptions{Roots: roots, DNSName: name, Intermediates: x509.NewCertPool()}
+		if c.Time != nil {
+			o.CurrentTime = c.Time()
+		}
+		for _, i := range s.PeerCertificates[1:] {
+			o.Intermediates.AddCert(i)
+		}
+		if _, err := s.PeerCertificates[0].Verify(o); err != nil {
+			return err
+		}
+		if next != nil {
+			return next(s)
+		}
+		return nil
+	}
+	return c
 }
 
 // endpoints are the URLs of the voters, of the seeds where none is known.

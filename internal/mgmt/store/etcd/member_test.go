@@ -3,7 +3,6 @@
 package etcd_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -334,5 +333,3 @@ func FuzzParseBackup(f *testing.F) {
 		}
 	})
 }
-
-var _ = context.Background
