@@ -80,7 +80,10 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		case <-time.After(time.Second):
 		}
 	}
-	token := uint64(term.Fence().Created)
+	fence := term.Fence()
+	m.fence.Store(&fence)
+	defer m.fence.Store(nil)
+	token := uint64(fence.Created)
 	begun := make(chan struct{})
 	m.cfg.Post(func() {
 		defer close(begun)

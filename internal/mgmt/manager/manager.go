@@ -20,6 +20,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/mgmt/sm"
@@ -93,6 +94,7 @@ type Manager struct {
 	keepAt    mono.Time // when something is to be; 0: nothing is
 	keep      chan keeping
 	elected   bool
+	fence     atomic.Pointer[store.Fence] // of the present term; nil: this is not the master
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
 }
@@ -159,6 +161,16 @@ func New(c Config) (*Manager, error) {
 func (m *Manager) Close() {
 	m.cancel()
 	m.done.Wait()
+}
+
+// Store returns the store for one change of the intent. Where this is the master, the change carries the proof of the
+// present term: a node that is stopped or cut off in the middle of it, and returns when another is master, changes
+// nothing. It may be called on any goroutine.
+func (m *Manager) Store() store.Store {
+	if f := m.fence.Load(); f != nil {
+		return store.Fenced(m.cfg.Store, *f)
+	}
+	return m.cfg.Store
 }
 
 // Handle takes a datagram that was delivered to the manager's port.

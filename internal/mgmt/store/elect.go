@@ -148,7 +148,7 @@ func (c *candidate) attempt(ctx context.Context) (*Term, error) {
 	case err != nil:
 		return nil, err
 	}
-	return c.begin(ctx, Fence{Key: c.key, Created: rev}), nil
+	return c.begin(ctx, Fence{Key: c.key, Created: rev, Lease: c.lease.ID()}), nil
 }
 
 // begin starts the term of a candidate that has been elected.
@@ -188,7 +188,7 @@ func (t *Term) holdsAfter(c Change) bool {
 	holds := !c.Reset // a Reset without the key means that it was deleted
 	for _, e := range c.Events {
 		if e.Key == t.fence.Key {
-			holds = !e.Deleted && e.Created == t.fence.Created
+			holds = !e.Deleted && t.fence.HeldBy(e.Entry)
 		}
 	}
 	return holds

@@ -68,8 +68,8 @@ func Conflict(c Cond, found Rev) error {
 	return e
 }
 
-// Fenced is the error of a store about a fence that does not hold.
-func Fenced(f Fence) error {
+// TermOver is the error of a store about a fence that does not hold.
+func TermOver(f Fence) error {
 	return &Error{Kind: ErrFenced, Key: f.Key, What: "cannot write as the master of " + f.Key,
 		Why: fmt.Sprintf("the term that began at revision %d is over", f.Created),
 		Fix: "weft sm status names the master of now"}

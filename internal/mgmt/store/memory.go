@@ -156,8 +156,8 @@ func (m *Memory) Txn(ctx context.Context, t Txn) (Rev, error) {
 func (t *memTree) do(x Txn) (Rev, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if x.Fence != (Fence{}) && t.entries[x.Fence.Key].Created != x.Fence.Created {
-		return 0, Fenced(x.Fence)
+	if x.Fence != (Fence{}) && !x.Fence.HeldBy(t.entries[x.Fence.Key]) {
+		return 0, TermOver(x.Fence)
 	}
 	for _, c := range x.If {
 		if found := t.entries[c.Key].Rev; !c.Holds(found) {

@@ -99,12 +99,17 @@ func PutOp(key string, value []byte) Op { return Op{Key: key, Value: value} }
 // DeleteOp removes a key if it is there.
 func DeleteOp(key string) Op { return Op{Key: key, Delete: true} }
 
-// Fence is the proof of a term of office: the key of the election and the revision in which its winner
-// created it. It holds as long as that very key exists. The zero Fence is no condition.
+// Fence is the proof of a term of office: the key of the election, and the revision in which its winner created it. It
+// holds as long as that very key exists. Revisions begin anew in a store that was restored, so that the lease counts as
+// well: its number has the time in it. The zero Fence is no condition.
 type Fence struct {
 	Key     string
 	Created Rev
+	Lease   LeaseID
 }
+
+// HeldBy reports whether the fence holds, given the entry of its key; the zero Entry where there is none.
+func (f Fence) HeldBy(e Entry) bool { return e.Created == f.Created && e.Lease == f.Lease }
 
 // Txn is atomic: if the fence holds and every condition is true, then every operation is executed,
 // otherwise none. No key may be in two operations. Without operations it only checks.
@@ -209,6 +214,21 @@ func Put(ctx context.Context, s Store, key string, value []byte) (Rev, error) {
 // Create sets a key that must not be there; else ErrConflict.
 func Create(ctx context.Context, s Store, key string, value []byte) (Rev, error) {
 	return s.Txn(ctx, Txn{If: []Cond{Absent(key)}, Do: []Op{PutOp(key, value)}})
+}
+
+// Fenced returns s with a fence in every transaction that has none.
+func Fenced(s Store, f Fence) Store { return fenced{s, f} }
+
+type fenced struct {
+	Store
+	fence Fence
+}
+
+func (f fenced) Txn(ctx context.Context, t Txn) (Rev, error) {
+	if t.Fence == (Fence{}) {
+		t.Fence = f.fence
+	}
+	return f.Store.Txn(ctx, t)
 }
 
 // Update replaces the value of an entry that was read before; ErrConflict if it has changed since.

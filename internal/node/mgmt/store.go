@@ -218,7 +218,7 @@ func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error
 func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	err := manager.EditIntent(ctx, n.store, f)
+	err := manager.EditIntent(ctx, n.manager.Store(), f)
 	var known *api.Error
 	var wrong *manager.InvalidError
 	switch {

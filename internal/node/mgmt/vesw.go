@@ -163,7 +163,7 @@ func (e *VESWs) edit(ctx context.Context, help, name string, f func(*em.Intent) 
 	var after em.Intent
 	edit, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	err = manager.EditVESWs(edit, e.n.store, func(i *em.Intent) error {
+	err = manager.EditVESWs(edit, e.n.manager.Store(), func(i *em.Intent) error {
 		if err := f(i); err != nil {
 			return err
 		}

@@ -227,7 +227,8 @@ func (c *Client) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
 	var then, reads []clientv3.Op
 	if t.Fence != (store.Fence{}) {
 		key := c.namespace + t.Fence.Key
-		ifs = append(ifs, clientv3.Compare(clientv3.CreateRevision(key), "=", int64(t.Fence.Created)))
+		ifs = append(ifs, clientv3.Compare(clientv3.CreateRevision(key), "=", int64(t.Fence.Created)),
+			clientv3.Compare(clientv3.LeaseValue(key), "=", int64(t.Fence.Lease)))
 		reads = append(reads, clientv3.OpGet(key, clientv3.WithKeysOnly()))
 	}
 	for _, cond := range t.If {
@@ -266,25 +267,26 @@ func compare(key string, cond store.Cond) clientv3.Cmp {
 // refusal returns why a transaction was not applied, from the values that were read: the fence's key
 // first, then the conditions' in their order.
 func refusal(t store.Txn, resp *clientv3.TxnResponse) error {
-	var created, found []store.Rev
+	var found []store.Entry
 	for _, r := range resp.Responses {
-		var rev, create store.Rev
+		var e store.Entry
 		if kvs := r.GetResponseRange().GetKvs(); len(kvs) > 0 {
-			rev, create = store.Rev(kvs[0].ModRevision), store.Rev(kvs[0].CreateRevision)
+			e = store.Entry{Created: store.Rev(kvs[0].CreateRevision), Rev: store.Rev(kvs[0].ModRevision),
+				Lease: store.LeaseID(kvs[0].Lease)}
 		}
-		found, created = append(found, rev), append(created, create)
+		found = append(found, e)
 	}
 	if t.Fence != (store.Fence{}) {
-		if created[0] != t.Fence.Created {
-			return store.Fenced(t.Fence)
+		if !t.Fence.HeldBy(found[0]) {
+			return store.TermOver(t.Fence)
 		}
 		found = found[1:]
 	}
 	i := 0
-	for i < len(t.If)-1 && t.If[i].Holds(found[i]) {
+	for i < len(t.If)-1 && t.If[i].Holds(found[i].Rev) {
 		i++
 	}
-	return store.Conflict(t.If[i], found[i])
+	return store.Conflict(t.If[i], found[i].Rev)
 }
 
 // Close implements store.Store. Leases of an etcd that does not answer are

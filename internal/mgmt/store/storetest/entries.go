@@ -223,6 +223,11 @@ func testConditions(e *env) {
 	fence := store.Fence{Key: "there", Created: there.Created}
 	_, err = s.Txn(e.ctx, store.Txn{Fence: fence, Do: []store.Op{store.PutOp("x", nil)}})
 	e.ok(err)
+	_, err = store.Put(e.ctx, store.Fenced(s, fence), "x", nil)
+	e.ok(err)
+	// The key of another term can have the same revision in a store that was restored, but never the same lease.
+	_, err = store.Put(e.ctx, store.Fenced(s, store.Fence{Key: "there", Created: there.Created, Lease: 7}), "x", nil)
+	e.want(err, store.ErrFenced)
 	_, err = store.Delete(e.ctx, s, "there")
 	e.ok(err)
 	_, err = s.Txn(e.ctx, store.Txn{Fence: fence, Do: []store.Op{store.PutOp("x", nil)}})

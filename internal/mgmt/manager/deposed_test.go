@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"weft/internal/mgmt/sm"
+	"weft/internal/mgmt/store"
+)
+
+// stoppable is the store of a process that can be stopped as SIGSTOP does: no call returns, no event arrives, and
+// leases are not renewed.
+type stoppable struct {
+	store.Store
+	leases *store.Memory // dies when the process is stopped
+	mu     sync.RWMutex  // held while it is stopped
+}
+
+func (s *stoppable) stop() {
+	s.mu.Lock()
+	s.leases.Kill()
+}
+
+func (s *stoppable) run() { s.mu.RLock(); s.mu.RUnlock() } //nolint:staticcheck // it waits
+
+func (s *stoppable) Get(ctx context.Context, key string) (store.Entry, error) {
+	s.run()
+	return s.Store.Get(ctx, key)
+}
+
+func (s *stoppable) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
+	s.run()
+	return s.Store.Txn(ctx, t)
+}
+
+func (s *stoppable) Lease(ctx context.Context, ttl time.Duration) (store.Lease, error) {
+	return s.leases.Lease(ctx, ttl)
+}
+
+func (s *stoppable) Watch(ctx context.Context, tree string) (<-chan store.Change, error) {
+	in, err := s.Store.Watch(ctx, tree)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan store.Change)
+	go func() {
+		defer close(out)
+		for c := range in {
+			s.run()
+			select {
+			case out <- c:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return out, nil
+}
+
+// TestStoppedMasterChangesNothing stops a master in the middle of a change of the intent, until another is master and
+// has changed it, and lets it go on.
+func TestStoppedMasterChangesNothing(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	own := mem.Open()
+	defer own.Close()
+	first := &stoppable{Store: own, leases: mem.Open()}
+	a := begin(t, "a", first)
+	a.until("the first brings the port up", a.active)
+
+	changed := make(chan error, 1)
+	reading := make(chan bool)
+	go func() {
+		s := a.m.Store()
+		changed <- EditIntent(context.Background(), s, func(i *Intent) error {
+			if i.Subnet.LMC == 0 { // the first attempt
+				reading <- true
+				<-reading
+			}
+			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: "stale", PKey: 0x8009})
+			return nil
+		})
+	}()
+	<-reading
+	first.stop()
+	second := mem.Open()
+	defer second.Close()
+	b := begin(t, "b", second)
+	defer b.m.Close()
+	b.until("the second takes over", b.active)
+	token := b.m.Status().Token
+	b.until("what was observed is kept", func() bool {
+		return load[sm.Observations](t, mem, KeyObservations).Token == token
+	})
+	if err := EditIntent(t.Context(), b.m.Store(), func(i *Intent) error {
+		i.Subnet.LMC = 1
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	intent, err := mem.Get(t.Context(), KeyIntent)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// The first process goes on: it has something to write down, and a change to complete.
+	a.m.kept, a.m.dirty = 0, true
+	a.pump()
+	first.mu.Unlock()
+	reading <- true
+	if err := <-changed; !errors.Is(err, store.ErrFenced) {
+		t.Errorf("the change of the stopped master: %v", err)
+	}
+	a.until("the first notices", func() bool { return !a.m.Status().Elected })
+	if e, err := mem.Get(t.Context(), KeyIntent); err != nil || e.Rev != intent.Rev {
+		t.Errorf("the intent is %s of revision %d, it was of %d: %v", e.Value, e.Rev, intent.Rev, err)
+	}
+	if o := load[sm.Observations](t, mem, KeyObservations); o.Token != token {
+		t.Errorf("what was observed has token %d, want %d of the master", o.Token, token)
+	}
+	a.m.Close()
+}
