@@ -73,7 +73,7 @@ func HandleCapture(mux *http.ServeMux, f CaptureFunc) {
 	op := startCapture
 	mux.HandleFunc(op.Method+" /"+Version+op.Path, func(w http.ResponseWriter, r *http.Request) {
 		begun := false
-		h := handler{op.What, op.Access, func(r *http.Request) (any, error) {
+		h := handler{what: op.What, need: op.Access, call: func(r *http.Request) (any, error) {
 			spec, err := op.decode(r)
 			if err != nil {
 				return nil, err

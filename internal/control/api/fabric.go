@@ -319,7 +319,43 @@ type Store struct {
 	UsedBytes int64    `json:"used_bytes"`
 	MaxBytes  int64    `json:"max_bytes"`
 	Down      string   `json:"down"` // why it cannot be used; empty when it can
+	// Of a store on the members of a fabric: the part of this node (voter, learner, client), how often the store was
+	// restored, plus 1, the replicas, and why this node's replica was set aside.
+	Role       string         `json:"role"`
+	Generation int64          `json:"generation"`
+	Replicas   []StoreReplica `json:"replicas"`
+	SetAside   string         `json:"set_aside"`
 }
+
+// StoreReplica is a copy of the store on a member.
+type StoreReplica struct {
+	Member string `json:"member"`
+	URL    string `json:"url"`
+	Role   string `json:"role"` // leader, voter, learner
+}
+
+// StoreBackup is the content of a store as a file.
+type StoreBackup struct {
+	Content  []byte `json:"content"`
+	Entries  int    `json:"entries"`
+	Revision int64  `json:"revision"`
+}
+
+// StoreRestore requests a store with the content of a backup, of the node's own copy where it is empty. Force is needed
+// while the store has its majority.
+type StoreRestore struct {
+	Content []byte `json:"content"`
+	Force   bool   `json:"force"`
+}
+
+// StoreDefrag is the size of a file before and after.
+type StoreDefrag struct {
+	Before int64 `json:"before"`
+	After  int64 `json:"after"`
+}
+
+// maxBackup bounds the octets of a request with a backup: those of a full store in JSON and base64.
+const maxBackup = 512 << 20
 
 // StoreEntry is a key of the store and its value.
 type StoreEntry struct {

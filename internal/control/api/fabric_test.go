@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -69,6 +70,16 @@ func (f *fakeFabric) StoreEntries(_ context.Context, tree string) ([]StoreEntry,
 	return nil, f.note("entries", tree)
 }
 
+func (f *fakeFabric) BackupStore(context.Context) (StoreBackup, error) {
+	return StoreBackup{}, f.note("backup")
+}
+func (f *fakeFabric) RestoreStore(_ context.Context, r StoreRestore) (Store, error) {
+	return Store{}, f.note("restore", fmt.Sprint(len(r.Content), r.Force))
+}
+func (f *fakeFabric) DefragStore(context.Context) (StoreDefrag, error) {
+	return StoreDefrag{}, f.note("defrag")
+}
+
 // TestFabricRoundTrip: every call reaches the node with its arguments, and its
 // error comes back.
 func TestFabricRoundTrip(t *testing.T) {
@@ -121,6 +132,12 @@ func TestFabricRoundTrip(t *testing.T) {
 		{"cannot show the store", func() error { _, err := Get(ctx, c, GetStore); return err }, []string{"store"}},
 		{"cannot show the store", func() error { _, err := Call(ctx, c, ListStoreEntries, "a/b"); return err },
 			[]string{"entries", "a/b"}},
+		{"cannot back up the store", func() error { _, err := Get(ctx, c, BackupStore); return err }, []string{"backup"}},
+		{"cannot restore the store", func() error {
+			_, err := Call(ctx, c, RestoreStore, StoreRestore{Content: make([]byte, 4*maxRequest), Force: true})
+			return err
+		}, []string{"restore", "262144 true"}},
+		{"cannot defragment the store", func() error { _, err := Get(ctx, c, DefragStore); return err }, []string{"defrag"}},
 	}
 	for _, x := range calls {
 		b.calls, b.fail = nil, nil

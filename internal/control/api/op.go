@@ -36,6 +36,8 @@ type Op[In, Out any] struct {
 	Fix string
 	// Wait bounds how long the node works on a request; 0: until the caller is gone.
 	Wait time.Duration
+	// Limit bounds the octets of a request's body; 0: 64 KiB.
+	Limit int64
 }
 
 // None is no input, or no output.
@@ -62,7 +64,7 @@ func (n *Named[T]) Validate() error {
 // other error is CodeInternal. Lists that are nil are answered as empty ones.
 func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Context, In) (Out, error)) {
 	path, _, _ := strings.Cut(op.Path, "?")
-	mux.Handle(op.Method+" /"+Version+path, handler{op.What, op.Access, func(r *http.Request) (any, error) {
+	mux.Handle(op.Method+" /"+Version+path, handler{op.What, op.Access, op.Limit, func(r *http.Request) (any, error) {
 		in, err := op.decode(r)
 		if err != nil {
 			return nil, err

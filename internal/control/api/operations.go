@@ -127,6 +127,18 @@ var (
 	// ListStoreEntries lists the keys below a tree of the store, all keys for "".
 	ListStoreEntries = Op[string, []StoreEntry]{Method: "GET", Path: "/store/entries?tree",
 		What: "cannot show the store", Access: ReadAccess}
+
+	// BackupStore returns the content of the store, with all secrets in it.
+	BackupStore = Op[None, StoreBackup]{Method: "GET", Path: "/store/backup", What: "cannot back up the store",
+		Access: FullAccess}
+
+	// RestoreStore makes this node the only voter of a new store. It is carried out even when the caller leaves.
+	RestoreStore = Op[StoreRestore, Store]{Method: "POST", Path: "/store/restore", What: "cannot restore the store",
+		Access: FullAccess, Limit: maxBackup}
+
+	// DefragStore writes the file of this node's copy anew.
+	DefragStore = Op[None, StoreDefrag]{Method: "POST", Path: "/store/defrag", What: "cannot defragment the store",
+		Access: FullAccess}
 )
 
 // IP links (docs/notes/ipoib.md). Tables are of the link that is named, or of all links for "".

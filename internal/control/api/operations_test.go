@@ -54,6 +54,9 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, LeaveGroup, NoOutput(b.LeaveGroup))
 	Handle(mux, GetStore, NoInput(b.Store))
 	Handle(mux, ListStoreEntries, b.StoreEntries)
+	Handle(mux, BackupStore, NoInput(b.BackupStore))
+	Handle(mux, RestoreStore, b.RestoreStore)
+	Handle(mux, DefragStore, NoInput(b.DefragStore))
 
 	Handle(mux, ListIPLinks, NoInput(b.IPLinks))
 	Handle(mux, AddIPLinks, b.AddIPLinks)

@@ -3,6 +3,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,7 @@ type accessKey struct{}
 // the peer of a connection; it is called once per connection. NoAccess comes with an error, which is the answer.
 func NewServer(mux *http.ServeMux, allow func(net.Conn) (Access, error), log *slog.Logger) *Server {
 	s := &Server{allow: allow}
-	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
+	mux.Handle("/", handler{what: "cannot answer", need: ReadAccess, call: func(r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Why: "this node does not know " + r.Method + " " + r.URL.Path,
 			Fix: "use the weft command of the node's own version"}
 	}})
@@ -77,13 +78,14 @@ func (s *Server) Close() error { return s.http.Close() }
 // handler is an operation: the text that begins its errors, the access that it needs, and the call. The answer is
 // encoded before the first byte is written.
 type handler struct {
-	what string
-	need Access
-	call func(r *http.Request) (any, error)
+	what  string
+	need  Access
+	limit int64 // of the body; 0: maxRequest
+	call  func(r *http.Request) (any, error)
 }
 
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+	r.Body = http.MaxBytesReader(w, r.Body, cmp.Or(h.limit, maxRequest))
 	v, err := h.serve(r)
 	h.answer(w, v, err)
 }

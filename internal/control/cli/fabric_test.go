@@ -155,7 +155,27 @@ func (f *fakeFabric) LeaveGroup(context.Context, api.GroupJoin) error {
 func (f *fakeFabric) Store(context.Context) (api.Store, error) {
 	return api.Store{Kind: "embedded", Version: "3.7.3", Leader: "weft", Dir: "/run/weft/store",
 		Endpoints: []string{"http://10.0.0.1:2379"}, Members: 1,
-		Revision: 9, SizeBytes: 20480, UsedBytes: 10240, MaxBytes: 256 << 20}, nil
+		Revision: 9, SizeBytes: 20480, UsedBytes: 10240, MaxBytes: 256 << 20, Role: "voter", Generation: 2,
+		Replicas: []api.StoreReplica{{Member: "a", URL: "https://10.0.0.1:4793", Role: "leader"},
+			{Member: "b", URL: "https://10.0.0.2:4793", Role: "learner"}}}, nil
+}
+
+func (f *fakeFabric) BackupStore(context.Context) (api.StoreBackup, error) {
+	return api.StoreBackup{Content: []byte("a backup"), Entries: 3, Revision: 9}, nil
+}
+
+func (f *fakeFabric) RestoreStore(_ context.Context, r api.StoreRestore) (api.Store, error) {
+	if len(r.Content) == 0 && !r.Force {
+		return api.Store{}, &api.Error{Code: api.CodeInvalid, Why: "the store has its majority", Fix: "nothing"}
+	}
+	if len(r.Content) != 0 && string(r.Content) != "a backup" {
+		return api.Store{}, &api.Error{Code: api.CodeInvalid, Why: "that is no backup", Fix: "another file"}
+	}
+	return api.Store{Generation: 3}, nil
+}
+
+func (f *fakeFabric) DefragStore(context.Context) (api.StoreDefrag, error) {
+	return api.StoreDefrag{Before: 1 << 20, After: 1 << 10}, nil
 }
 
 func (f *fakeFabric) StoreEntries(_ context.Context, tree string) ([]api.StoreEntry, error) {

@@ -59,6 +59,9 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.LeaveGroup, api.NoOutput(b.LeaveGroup))
 	api.Handle(mux, api.GetStore, api.NoInput(b.Store))
 	api.Handle(mux, api.ListStoreEntries, b.StoreEntries)
+	api.Handle(mux, api.BackupStore, api.NoInput(b.BackupStore))
+	api.Handle(mux, api.RestoreStore, b.RestoreStore)
+	api.Handle(mux, api.DefragStore, api.NoInput(b.DefragStore))
 
 	api.Handle(mux, api.ListIPLinks, api.NoInput(b.IPLinks))
 	api.Handle(mux, api.AddIPLinks, b.AddIPLinks)

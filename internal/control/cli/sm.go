@@ -213,32 +213,6 @@ func storeLine(line func(name, format string, args ...any), s *api.Store) {
 	line("store", "%s, %s", s.Kind, strings.Join(parts, ", "))
 }
 
-func storeCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "store", Short: "show the store of the subnet manager", Args: cobra.ArbitraryArgs,
-		RunE: group}
-	entries := list(a, &cobra.Command{Use: "list [TREE]",
-		Short: "list the keys of the store; -o json includes the values", Args: cobra.MaximumNArgs(1)},
-		api.ListStoreEntries, optional, "no keys", storeColumns)
-	cmd.AddCommand(view(a, &cobra.Command{Use: "status", Short: "show the state of the store"}, api.GetStore, nil,
-		printStore), entries)
-	return cmd
-}
-
-func printStore(w *screen, s api.Store) {
-	line := fields{w, 9}.line
-	storeLine(line, &s)
-	if s.Version != "" {
-		line("etcd", "%s, led by %s", s.Version, s.Leader)
-	}
-	if s.Dir != "" {
-		line("dir", "%s", s.Dir)
-	}
-	if s.MaxBytes > 0 {
-		line("size", "%s, %s of it in use, at most %s", sizeText(uint64(s.SizeBytes)), sizeText(uint64(s.UsedBytes)),
-			sizeText(uint64(s.MaxBytes)))
-	}
-}
-
 var storeColumns = []column[api.StoreEntry]{
 	{head: "KEY", cell: func(e api.StoreEntry) any { return e.Key }},
 	{head: ">REVISION", cell: func(e api.StoreEntry) any { return e.Revision }},

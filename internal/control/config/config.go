@@ -68,6 +68,10 @@ type Config struct {
 	Store         string // see StoreKind, StoreURLs
 	StoreListen   string // empty: the embedded store has no listener
 
+	// Of an etcd elsewhere: PEM files, and a file with USER:PASSWORD. Empty: none.
+	StoreCAFile, StoreCertFile, StoreKeyFile, StoreUserFile string
+	StoreReplaceAfter                                       time.Duration // absence of a voter until another replaces it
+
 	IPoIB       bool
 	IPoIBParams string
 	IPoIBSet    []string // NAME=VALUE

@@ -79,6 +79,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		Fabric: true, Peers: []string{"10.0.0.2",
 			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate", TrunkKeyFile: "/t", SwitchPorts: 9, SM: "off",
 		SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
+		StoreCAFile: "/ca", StoreCertFile: "/c", StoreKeyFile: "/ck", StoreUserFile: "/u", StoreReplaceAfter: time.Hour,
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
 	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
@@ -87,8 +88,10 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2",
 		"trunk-security": "authenticate", "trunk-key-file": "/t",
 		"switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1",
-		"store-listen": "http://h:2",
-		"ipoib":        "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
+		"store-listen":  "http://h:2",
+		"store-ca-file": "/ca", "store-cert-file": "/c", "store-key-file": "/ck", "store-user-file": "/u",
+		"store-replace-after": "1h",
+		"ipoib":               "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
 	var args []string
 	for i := range Settings {
@@ -163,6 +166,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 		Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
 		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me",
 		SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
+		StoreCAFile: "x", StoreUserFile: "x", StoreKeyFile: "x",
 		IPoIB: true, IPoIBSet: []string{"debug"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1"}}
 	err := bad.Validate()
 	if err == nil {

@@ -225,6 +225,50 @@ var Settings = []Setting{
 				bad("must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
 			}
 		}},
+	{Name: "store-ca-file", Group: "Subnet", Help: "file with the CA certificates of the etcd cluster in --store",
+		Doc: "PEM. Without it the certificates of the system are used.", Example: "/etc/weft/etcd-ca.pem",
+		field: func(c *Config) any { return &c.StoreCAFile },
+		check: func(c *Config, bad func(string, ...any)) {
+			https := true
+			for _, u := range c.StoreURLs() {
+				https = https && strings.HasPrefix(u, "https:")
+			}
+			if k := c.StoreKind(); c.StoreCAFile+c.StoreCertFile != "" && k != StoreEmbedded && !https {
+				bad("must be empty, and store-cert-file, unless --store has https URLs only, not %q", c.Store)
+			}
+		}},
+	{Name: "store-cert-file", Group: "Subnet", Help: "file with the client certificate for the etcd cluster in --store",
+		Doc: "PEM. It is read again for each connection.", Example: "/etc/weft/etcd-client.pem",
+		field: func(c *Config) any { return &c.StoreCertFile },
+		check: func(c *Config, bad func(string, ...any)) {
+			if (c.StoreCertFile == "") != (c.StoreKeyFile == "") {
+				bad("must be given together with store-key-file: %q, %q", c.StoreCertFile, c.StoreKeyFile)
+			}
+		}},
+	{Name: "store-key-file", Group: "Subnet", Help: "file with the key of --store-cert-file",
+		Example: "/etc/weft/etcd-client-key.pem", field: func(c *Config) any { return &c.StoreKeyFile },
+		check: func(c *Config, bad func(string, ...any)) {
+			if (c.StoreCertFile == "") != (c.StoreKeyFile == "") {
+				bad("must be given together with store-cert-file: %q, %q", c.StoreKeyFile, c.StoreCertFile)
+			}
+		}},
+	{Name: "store-user-file", Group: "Subnet", Help: "file with user and password for the etcd cluster in --store",
+		Doc: "One line USER:PASSWORD, which keeps it out of the command line.", Example: "/etc/weft/etcd-user",
+		field: func(c *Config) any { return &c.StoreUserFile },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.StoreUserFile != "" && !filepath.IsAbs(c.StoreUserFile) {
+				bad("must be an absolute path, not %q", c.StoreUserFile)
+			}
+		}},
+	{Name: "store-replace-after", Group: "Subnet",
+		Help:    "absence after which another member replaces one that holds the store",
+		Default: 5 * time.Minute, Doc: "At least 10s. The value of the member that leads the store counts.",
+		field: func(c *Config) any { return &c.StoreReplaceAfter },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.StoreReplaceAfter < 10*time.Second {
+				bad("must be 10s or more, not %v", c.StoreReplaceAfter)
+			}
+		}},
 
 	{Name: "ipoib", Group: "IP links", Help: "add an IP link to every partition with a broadcast group, of every InfiniBand device",
 		Doc:   "Needs CAP_NET_ADMIN. weft ipoib add does the same in a running node.",

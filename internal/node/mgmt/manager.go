@@ -204,7 +204,7 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	v.Store = describeStore(n.store.Status(ctx))
+	v.Store = n.describeStore(n.store.Status(ctx))
 	v.Master, err = n.master(ctx, &s, v.Store.Down == "")
 	return v, err
 }

@@ -37,10 +37,23 @@ type Config struct {
 	GUID     ib.GUID                   // of the node
 	Host     string                    // the host's name
 	Subnet   *subnet.Subnet            // nil: the node is in no subnet
+	// Fabric is the node's part in the store of a fabric; nil: an embedded store is the node's own.
+	Fabric *Fabric
 	// DevicePort returns the GUID of a device's InfiniBand port; false where there is none.
 	DevicePort func(device string) (ib.GUID, bool)
 	// ManagedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
 	ManagedBy func() ib.LID
+}
+
+// Fabric is what a node needs to share the store with the other members of its fabric: one store on all of them.
+type Fabric struct {
+	Name      string   // of the member, unique in the fabric
+	Key       string   // the last part of the keys that only this member writes
+	Listen    string   // HOST:PORT of the store's listener
+	Advertise string   // HOST:PORT where other members reach it
+	Seeds     []string // HOST:PORT of members that have the store; none: this is the first
+	Unable    bool     // it holds no copy: it has no disk, or others do not reach it
+	Security  *etcd.Security
 }
 
 // Network is the management of a subnet by its node. Its methods may be called on any goroutine but lanes and the
@@ -52,8 +65,8 @@ type Network struct {
 	VESWs VESWs
 
 	// Set by Start.
-	store       store.Store // nil: there is none
-	storeServer *etcd.Server
+	store       store.Store      // nil: there is none
+	storeMember *etcd.Member     // nil: the store is memory, or an etcd elsewhere
 	manager     *manager.Manager // nil where another node, or a program, manages
 	noManager   error            // why there is none, though there should be
 	noStore     error            // why there is no store, though there should be

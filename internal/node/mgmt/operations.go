@@ -31,6 +31,9 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.LeaveGroup, api.NoOutput(n.leaveGroup))
 	api.Handle(mux, api.GetStore, api.NoInput(n.getStore))
 	api.Handle(mux, api.ListStoreEntries, n.storeEntries)
+	api.Handle(mux, api.BackupStore, api.NoInput(n.backupStore))
+	api.Handle(mux, api.RestoreStore, n.restoreStore)
+	api.Handle(mux, api.DefragStore, api.NoInput(n.defragStore))
 
 	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs.list))
 	api.Handle(mux, api.GetVESW, n.VESWs.Get)

@@ -4,10 +4,13 @@ package mgmt
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"weft/internal/control/api"
@@ -16,6 +19,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/mgmt/store/voters"
 	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -30,26 +34,80 @@ func (n *Network) openStore(ctx context.Context) error {
 		n.store = store.NewMemory()
 		return nil
 	case config.StoreEmbedded:
+		if s := &n.cfg.Settings; s.StoreCAFile+s.StoreCertFile+s.StoreUserFile != "" {
+			return &api.Error{What: "cannot use the store", Why: "certificates and a user were named for an etcd cluster, and the store is embedded",
+				Fix: "weft up --store https://10.0.0.1:2379, or without --store-ca-file, --store-cert-file, --store-user-file"}
+		}
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
-		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir),
-			Listen: n.cfg.Settings.StoreListen, Log: log})
+		c := etcd.MemberConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir), Name: "weft", Now: n.cfg.Now,
+			Settings: voters.Settings{ReplaceAfter: n.cfg.Settings.StoreReplaceAfter}, Log: log}
+		if f := n.cfg.Fabric; f != nil {
+			c.Name, c.Key, c.Listen, c.Advertise = f.Name, f.Key, f.Listen, f.Advertise
+			c.Seeds, c.Unable, c.Security = f.Seeds, f.Unable, f.Security
+		} else {
+			c.ListenURL = n.cfg.Settings.StoreListen
+		}
+		m, err := etcd.OpenMember(ctx, c)
 		if err != nil {
 			return err
 		}
-		n.storeServer = s
-		c, err := s.Client()
-		if err != nil {
-			return err
-		}
-		n.store = c
+		n.storeMember, n.store = m, m
 		return nil
 	}
-	s, err := etcd.Connect(etcd.ClientConfig{Endpoints: n.cfg.Settings.StoreURLs(), Log: log})
+	c := etcd.ClientConfig{Endpoints: n.cfg.Settings.StoreURLs(), Log: log}
+	if err := n.storeCredentials(&c); err != nil {
+		return err
+	}
+	s, err := etcd.Connect(c)
 	if err != nil {
 		return err
 	}
 	n.store = s
+	return nil
+}
+
+// storeCredentials reads how the node authenticates itself to an etcd elsewhere, and that etcd to it.
+func (n *Network) storeCredentials(c *etcd.ClientConfig) error {
+	s := &n.cfg.Settings
+	fail := func(file string, why error) error {
+		return &api.Error{What: "cannot use the store", Why: file + ": " + why.Error(),
+			Fix: "weft up --help lists the files of the store; they are readable by the node's user"}
+	}
+	if s.StoreCAFile != "" || s.StoreCertFile != "" {
+		c.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if s.StoreCAFile != "" {
+		b, err := os.ReadFile(s.StoreCAFile)
+		if err != nil {
+			return fail(s.StoreCAFile, err)
+		}
+		c.TLS.RootCAs = x509.NewCertPool()
+		if !c.TLS.RootCAs.AppendCertsFromPEM(b) {
+			return fail(s.StoreCAFile, errors.New("no certificate is in it"))
+		}
+	}
+	if s.StoreCertFile != "" {
+		if _, err := tls.LoadX509KeyPair(s.StoreCertFile, s.StoreKeyFile); err != nil {
+			return fail(s.StoreCertFile, err)
+		}
+		// Read for each connection: certificates are renewed.
+		c.TLS.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(s.StoreCertFile, s.StoreKeyFile)
+			return &cert, err
+		}
+	}
+	if s.StoreUserFile != "" {
+		b, err := os.ReadFile(s.StoreUserFile)
+		if err != nil {
+			return fail(s.StoreUserFile, err)
+		}
+		user, password, ok := strings.Cut(strings.TrimSpace(string(b)), ":")
+		if !ok || user == "" {
+			return fail(s.StoreUserFile, errors.New("it is not one line USER:PASSWORD"))
+		}
+		c.User, c.Password = user, password
+	}
 	return nil
 }
 
@@ -59,9 +117,6 @@ const storeTimeout = 10 * time.Second
 func (n *Network) closeStore() {
 	if n.store != nil {
 		n.store.Close()
-	}
-	if n.storeServer != nil {
-		n.storeServer.Close()
 	}
 }
 
@@ -76,7 +131,7 @@ func (n *Network) Start(ctx context.Context) error {
 	if err := n.openStore(ctx); errors.Is(err, store.ErrUnavailable) {
 		n.cfg.Log.Error("no store, and so no subnet manager", "err", err)
 		n.closeStore()
-		n.store, n.storeServer, n.noStore = nil, nil, err
+		n.store, n.storeMember, n.noStore = nil, nil, err
 		if manages {
 			n.noManager = err
 		}
@@ -93,7 +148,7 @@ func (n *Network) Start(ctx context.Context) error {
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
 		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store,
-		Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU),
+		Shared: n.cfg.Settings.StoreShared() || n.cfg.Fabric != nil, MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU),
 		BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now,
 		Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
@@ -141,6 +196,11 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	case n.store == nil:
 		return nil
 	}
+	if m := n.storeMember; m != nil {
+		if p := m.Part(); p.Alone {
+			return []api.Degraded{noMajority(&p)}
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, StorePatience)
 	defer cancel()
 	down := n.store.Status(ctx).Down
@@ -156,57 +216,24 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	return []api.Degraded{d}
 }
 
+// noMajority is what a node with a copy of the store reports when the group has lost its majority.
+func noMajority(p *etcd.MemberStatus) api.Degraded {
+	var names []string
+	for _, r := range p.Replicas {
+		if !r.Learner {
+			names = append(names, r.Name)
+		}
+	}
+	return api.Degraded{What: "store_no_majority",
+		Why: fmt.Sprintf("no majority of the voters of the store (%s) can be reached: the configuration cannot be "+
+			"changed; traffic goes on", strings.Join(names, ", ")),
+		Fix: "start those nodes; where they are lost for good: weft store restore"}
+}
+
 // storeError is the error of a request that the store refused: with the store's fix, or the command that shows its
 // state.
 func storeError(err error) error {
 	return describe.Problem(api.CodeInternal, "", err, "weft store status")
-}
-
-var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager",
-	Fix: "weft up --sm auto"}
-
-func (n *Network) getStore(ctx context.Context) (api.Store, error) {
-	if n.store == nil {
-		return api.Store{}, errNoStore
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	return describeStore(n.store.Status(ctx)), nil
-}
-
-func describeStore(s store.Status) api.Store {
-	down := ""
-	if s.Down != nil {
-		down = s.Down.Error()
-	}
-	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
-		Members: s.Members, Revision: int64(s.Revision),
-		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
-}
-
-func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
-	if n.store == nil {
-		return nil, errNoStore
-	}
-	if tree != "" {
-		if err := store.CheckTree(tree); err != nil {
-			return nil, describe.Invalid("weft store list", "%v", err)
-		}
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	l, err := n.store.List(ctx, tree)
-	if err != nil {
-		return nil, storeError(err)
-	}
-	for _, e := range l.Entries {
-		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value),
-			Leased: e.Lease != 0, Value: string(e.Value)})
-		if e.Key == manager.KeyMKey {
-			list[len(list)-1].Value = "" // reading the status gives no right to manage
-		}
-	}
-	return list, nil
 }
 
 // edit changes the intended partitions and groups, in the store.

@@ -40,8 +40,10 @@ func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io
 
 // ClientConfig configures the connection to a cluster. Zero means default, except for Endpoints.
 type ClientConfig struct {
-	Endpoints []string      // URLs as http://10.0.0.1:2379; with https, TLS is used
-	TLS       *tls.Config   // for https; nil: the system's roots, no client certificate
+	Endpoints []string    // URLs as http://10.0.0.1:2379; with https, TLS is used
+	TLS       *tls.Config // for https; nil: the system's roots, no client certificate
+	User      string      // of etcd's own authentication, with Password; empty: none
+	Password  string
 	Namespace string        // of this fabric's keys; DefaultNamespace
 	Timeout   time.Duration // of one call; DefaultTimeout
 	Log       *slog.Logger  // nil: discarded
@@ -91,6 +93,8 @@ func Connect(c ClientConfig) (*Client, error) {
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Endpoints,
 		TLS:                  tlsConfig,
+		Username:             c.User,
+		Password:             c.Password,
 		DialKeepAliveTime:    10 * time.Second, // less is not allowed by gRPC
 		DialKeepAliveTimeout: 3 * time.Second,
 		DialOptions: []grpc.DialOption{

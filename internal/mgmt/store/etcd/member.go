@@ -38,8 +38,9 @@ type MemberConfig struct {
 	Dir       string // of the replica, made with 0700
 	Name      string // of the member, unique in the fabric
 	Key       string // of its own records; Name
-	Listen    string // HOST:PORT of the listener
-	Advertise string // HOST:PORT where others reach it
+	Listen    string // HOST:PORT of the listener; empty: none
+	ListenURL string // the same as a URL, of a node that is alone and offers its store to clients without a group
+	Advertise string // HOST:PORT where others reach it; empty: the node is alone
 	Security  *Security
 	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
 	// a new group.
@@ -151,6 +152,9 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 	}
 	run, stop := context.WithCancel(context.Background())
 	m.stop = stop
+	if c.Advertise == "" && len(c.Seeds) == 0 { // there is nothing to look after
+		return m, nil
+	}
 	m.work.Go(func() { m.loop(run) })
 	m.work.Go(func() { m.announce(run) })
 	m.work.Go(func() { m.follow(run) })
@@ -261,6 +265,7 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join}
+	c.Listen = m.c.ListenURL
 	if m.c.Listen != "" {
 		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise
 	}
