@@ -31,8 +31,8 @@ Calls of this node wait meanwhile; other nodes are not affected.`}, api.DefragSt
 func storeBackup(a *app) *cobra.Command {
 	return &cobra.Command{Use: "backup FILE", Short: "write the content of the store to a file",
 		Long: `Write the content of the store to a new file that only its owner can read:
-M_Keys and other secrets are in it. It works on every node. A node with a copy of
-the store writes that copy, also without a majority of the voters.`,
+M_Keys and other secrets are in it. It works on every node. A node with a copy
+of the store writes that copy, also without a majority of the voters.`,
 		Example: "  weft store backup /var/backups/weft-store", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := get(cmd.Context(), a, api.BackupStore)

@@ -156,8 +156,8 @@ func (s *Server) Copy(ctx context.Context, tree string) (store.Listing, error) {
 	return l, nil
 }
 
-// fill puts the entries of a backup into a new group, with its generation.
-func fill(ctx context.Context, c store.Store, b *Backup, generation uint64) error {
+// fill puts the entries of a backup into a new group.
+func fill(ctx context.Context, c store.Store, b *Backup) error {
 	var ops []store.Op
 	size := 0
 	flush := func() error {
@@ -178,11 +178,7 @@ func fill(ctx context.Context, c store.Store, b *Backup, generation uint64) erro
 		ops = append(ops, store.PutOp(e.Key, e.Value))
 		size += n
 	}
-	if err := flush(); err != nil {
-		return err
-	}
-	_, err := store.Put(ctx, c, keyGeneration, fmt.Append(nil, generation))
-	return err
+	return flush()
 }
 
 // Defrag writes the file of the replica anew, without what is free in it. Calls of this node wait meanwhile.

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/mgmt/store/voters"
@@ -242,6 +244,10 @@ func TestMajorityLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.put("a", "k", "later")
+	later, err := f.members["a"].Get(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.kill("a")
 	f.kill("b")
 	f.until("c is alone", func() bool { return f.members["c"].Part().Alone })
@@ -263,6 +269,17 @@ func TestMajorityLost(t *testing.T) {
 	f.roles("a:voter b:voter c:voter")
 	f.expect("a", "k", "backed up")
 	f.put("b", "k", "again")
+	if e, err := f.members["b"].Get(t.Context(), "many/7"); err != nil || e.Rev <= later.Rev {
+		t.Errorf("revision %d after the restore, %d before: %v", e.Rev, later.Rev, err)
+	}
+	// All replicas have the same, revisions too.
+	f.until("the copies are equal", func() bool {
+		a, err1 := f.members["a"].Copy(t.Context(), "many")
+		b, err2 := f.members["b"].Copy(t.Context(), "many")
+		c, err3 := f.members["c"].Copy(t.Context(), "many")
+		return errors.Join(err1, err2, err3) == nil && cmp.Diff(a.Entries, b.Entries) == "" &&
+			cmp.Diff(b.Entries, c.Entries) == ""
+	})
 	f.expect("c", "k", "again")
 	for name, m := range f.members {
 		if g := m.Part().Group; g.Generation != 2 {

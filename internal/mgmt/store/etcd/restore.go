@@ -4,10 +4,15 @@ package etcd
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"go.etcd.io/bbolt"
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/voters"
@@ -162,8 +167,26 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	return m.pick()
 }
 
-// build makes the files of a new group with the content of a backup.
+// build makes the files of a new group with the content of a backup. Its first change is the generation, then the
+// revision is raised, then comes the content: each entry is newer than all that was.
 func (m *Member) build(ctx context.Context, dir string, b *Backup, generation uint64) error {
+	err := m.with(ctx, dir, func(s *Server, c store.Store) error {
+		if _, err := store.Put(ctx, c, keyGeneration, fmt.Append(nil, generation)); err != nil {
+			return err
+		}
+		return s.snapshot(ctx, c)
+	})
+	if err != nil {
+		return err
+	}
+	if err := raiseRevision(filepath.Join(dir, "etcd", "member", "snap", "db"), int64(b.Revision)+skipped); err != nil {
+		return fmt.Errorf("raise the revision of the restored store: %w", err)
+	}
+	return m.with(ctx, dir, func(_ *Server, c store.Store) error { return fill(ctx, c, b) })
+}
+
+// with runs a server that is alone for f.
+func (m *Member) with(ctx context.Context, dir string, f func(*Server, store.Store) error) error {
 	s, err := Start(ctx, ServerConfig{Dir: dir, Name: m.c.Name, Namespace: m.c.Namespace, Timeout: m.c.Timeout,
 		Log: m.c.Log})
 	if err != nil {
@@ -174,7 +197,62 @@ func (m *Member) build(ctx context.Context, dir string, b *Backup, generation ui
 	if err != nil {
 		return err
 	}
-	return fill(ctx, c, b, generation)
+	return f(s, c)
+}
+
+// snapshot makes a snapshot of the log. When the server starts again its log begins there: a replica that joins gets
+// the file of the store, with the raised revision in it, and not the changes before, which would lead it elsewhere.
+func (s *Server) snapshot(ctx context.Context, c store.Store) error {
+	for {
+		s.etcd.ForceSnapshot() // with the next change
+		if _, err := store.Put(ctx, c, keyRoster, []byte("{}")); err != nil {
+			return err
+		}
+		found, err := filepath.Glob(filepath.Join(s.dir, "etcd", "member", "snap", "*.snap"))
+		if err != nil || len(found) > 0 {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// skipped is how many revisions lie between a backup and the store that is made of it: more than were made after the
+// backup. Who compares revisions sees the restored state as the newer one.
+const skipped = 1 << 30
+
+// raiseRevision makes the next revision of a store that does not run the one after rev, or leaves it where it is later.
+// etcd keeps each change under its revision: two numbers of 64 bits with an underscore between them. The last change is
+// put again under a later one, as etcdutl does for a snapshot (--bump-revision).
+func raiseRevision(file string, rev int64) error {
+	db, err := bbolt.Open(file, 0o600, &bbolt.Options{Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		changes := tx.Bucket([]byte("key"))
+		if changes == nil {
+			return errors.New("it has no changes in it")
+		}
+		k, v := changes.Cursor().Last()
+		if len(k) != 17 || v == nil { // a deletion has another octet at its end
+			return errors.New("its last change is not a value")
+		}
+		if int64(binary.BigEndian.Uint64(k)) >= rev {
+			return nil
+		}
+		next := make([]byte, 17)
+		binary.BigEndian.PutUint64(next, uint64(rev))
+		next[8] = '_'
+		return changes.Put(next, slices.Clone(v))
+	})
+	if cerr := db.Close(); err == nil {
+		err = cerr
+	}
+	return err
 }
 
 // healthy reports whether the store takes changes; mu is held.
