@@ -93,7 +93,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		}
 		now := m.cfg.Now()
 		m.cfg.Log.Info("elected to manage the subnet", "term", token)
-		m.elected = true
+		m.elected, m.caretaker = true, false
 		m.sm.Restore(o)
 		m.sa.Restore(now, clients)
 		m.setKey(mkey, rev)
@@ -110,6 +110,9 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	})
 	defer m.cfg.Post(func() {
 		m.elected = false
+		if m.caretaker {
+			return // since the term was lost
+		}
 		m.endEthernet()
 		m.sm.Revoke(m.cfg.Now())
 	})

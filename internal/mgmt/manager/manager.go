@@ -59,6 +59,8 @@ type Config struct {
 	Priority uint8
 	TIDs     uint32
 	Store    store.Store
+	// Copy is this node's own copy of the store; nil: there is none.
+	Copy Copy
 	// Shared means that other nodes' managers use the same store: they share a generated M_Key. MKey
 	// is the configured key of this node and overrides the one in the store.
 	Shared bool
@@ -72,6 +74,14 @@ type Config struct {
 	Now           func() mono.Time
 	// Post has f run on the management goroutine soon, without waiting.
 	Post func(f func())
+}
+
+// Copy is a node's own copy of the store, for the time when the store has no majority.
+type Copy interface {
+	// Alone reports whether there is a copy, and the store has no majority that this node could reach.
+	Alone() bool
+	// Copy lists what the copy has below tree.
+	Copy(ctx context.Context, tree string) (store.Listing, error)
 }
 
 // Manager is the manager of one node. Methods belong to the management goroutine unless stated
@@ -94,6 +104,7 @@ type Manager struct {
 	keepAt    mono.Time // when something is to be; 0: nothing is
 	keep      chan keeping
 	elected   bool
+	caretaker bool                        // it manages from the node's copy of the store, which has no majority
 	fence     atomic.Pointer[store.Fence] // of the present term; nil: this is not the master
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
@@ -153,6 +164,9 @@ func New(c Config) (*Manager, error) {
 	m.cancel = cancel
 	m.done.Go(func() { m.govern(ctx) })
 	m.done.Go(func() { m.follow(ctx) })
+	if c.Copy != nil {
+		m.done.Go(func() { m.watchMajority(ctx) })
+	}
 	return m, nil
 }
 
@@ -363,6 +377,8 @@ func (o owner) Managers() (list []mad.SMInfoRecord) {
 type Status struct {
 	sm.Status
 	Elected bool // by the store
+	// Caretaker: it keeps the subnet as it is configured in the node's copy of a store without a majority.
+	Caretaker bool
 	// MKeyFrom is MKeyOfNode or MKeyOfStore; empty where there is no M_Key.
 	MKeyFrom string
 	Switches int          // of the subnet, if this is the master
@@ -373,7 +389,7 @@ type Status struct {
 
 // Status returns what the manager does. The store's part is left out.
 func (m *Manager) Status() Status {
-	s := Status{Status: m.sm.Status(), Elected: m.elected, Groups: m.sa.Groups(), SA: m.sa.Counters}
+	s := Status{Status: m.sm.Status(), Elected: m.elected, Caretaker: m.caretaker, Groups: m.sa.Groups(), SA: m.sa.Counters}
 	_, s.MKeyFrom = m.wanted()
 	if t := m.Topo(); t != nil {
 		s.Switches = len(t.Switches())

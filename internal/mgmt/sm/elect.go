@@ -77,6 +77,15 @@ func (m *Manager) elect(now mono.Time) {
 	s := m.sweep
 	m.others, m.starting = s.others, s.starting
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
+	if m.state == mad.SMMaster && m.caretaker {
+		i := slices.IndexFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster })
+		if i >= 0 {
+			m.master = s.others[i]
+			m.logSweep(now, s)
+			m.become(now, mad.SMStandby, "the manager "+m.master.info.GUID.String()+" is master, this one a caretaker")
+			return
+		}
+	}
 	if m.state == mad.SMMaster {
 		if slices.ContainsFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster && m.yields(&o) }) {
 			// Two subnets have become one: the preceding master gets it.
@@ -251,6 +260,9 @@ func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
 		return mad.StatusInvalidValue
 	}
 	switch {
+	case mod == mad.SMHandover && m.caretaker:
+		m.sweepSoon(now, "a master would hand over to a caretaker") // it yields after the sweep
+		return mad.StatusInvalidValue
 	case mod == mad.SMHandover && m.state == mad.SMStandby:
 		m.become(now, mad.SMMaster, "the manager "+from.info.GUID.String()+" handed over")
 		m.heavyAt, m.heavyWhy, m.everSwept = now, "it was handed over", false

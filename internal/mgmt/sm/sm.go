@@ -228,6 +228,7 @@ type base struct {
 type Manager struct {
 	base
 	permitted bool
+	caretaker bool // permitted by Caretake
 	token     uint64
 
 	groupsWritten uint64 // the newest SetGroups that all switches have the trees of
@@ -351,12 +352,25 @@ func (m *Manager) GroupsWritten() uint64 { return m.groupsWritten }
 // Permit activates a gated manager, which may become master. token grows with every permission: a manager with an
 // older token must not write any more.
 func (m *Manager) Permit(now mono.Time, token uint64) {
-	m.token = token
+	m.token, m.caretaker = token, false
 	if m.permitted {
 		return
 	}
 	m.permitted = true
 	m.become(now, mad.SMDiscovering, "permitted")
+}
+
+// Caretake activates a gated manager without an election: the store that elects has lost its majority, and token is that
+// of the last master as far as this node's copy of the store has it. A caretaker keeps the subnet as it is configured.
+// It yields to every master, whatever their priorities, and takes no handover: a master may be elected where this node
+// cannot see it.
+func (m *Manager) Caretake(now mono.Time, token uint64) {
+	m.token, m.caretaker = token, true
+	if m.permitted {
+		return
+	}
+	m.permitted = true
+	m.become(now, mad.SMDiscovering, "the store has no majority")
 }
 
 // Revoke withdraws the permission: the manager sends nothing from now on.

@@ -146,11 +146,15 @@ func (n *Network) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var own manager.Copy
+	if n.storeMember != nil && n.cfg.Fabric != nil {
+		own = n.storeMember
+	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
-		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store,
-		Shared: n.cfg.Settings.StoreShared() || n.cfg.Fabric != nil, MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU),
-		BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now,
-		Post: func(f func()) { n.sub.Post(f) }})
+		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store, Copy: own,
+		Shared: n.cfg.Settings.StoreShared() || n.cfg.Fabric != nil, MKey: key,
+		BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey),
+		Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
 		return err
 	}

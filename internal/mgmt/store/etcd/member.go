@@ -104,8 +104,7 @@ type Member struct {
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 
-	attending atomic.Bool  // this member is in the list of members that are present
-	attended  atomic.Int64 // mono.Time when it was last so, or when the node started
+	attending atomic.Bool // this member is in the list of members that are present
 
 	mu     sync.Mutex // held while the replica is started, ended or replaced
 	server *Server    // nil: this node is a client
@@ -113,8 +112,8 @@ type Member struct {
 	remote []string // endpoints of the client over the network; nil while the one in this process is used
 	why    string   // why the node is not what it was, for people
 	asked  mono.Time
-	lead   *lead // while this replica leads
-	failed mono.Time
+	lead   *lead     // while this replica leads
+	heard  mono.Time // when a learner last reached the leader, or started
 }
 
 // known is what a node remembers in its directory: where its replica belongs, and who to ask.
@@ -144,7 +143,6 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 	}
 	m := &Member{relay: newRelay(), c: c}
 	m.poller = m.newPoller()
-	m.attended.Store(int64(c.Now()))
 	if err := m.begin(ctx); err != nil {
 		m.relay.Close()
 		m.poller.CloseIdleConnections()
@@ -254,7 +252,7 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	if err != nil {
 		return err
 	}
-	m.server = s
+	m.server, m.heard = s, m.c.Now()
 	m.known.Replica = s.ID()
 	if join == nil { // else the group is that of the roster
 		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}
@@ -414,6 +412,9 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	}
 	if m.server.down() != "" || !m.server.Leads() {
 		m.lead = nil
+		if !m.server.Votes() {
+			m.hear(ctx, now)
+		}
 		return
 	}
 	if m.lead == nil {
@@ -421,6 +422,19 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	}
 	if err := m.lead.step(ctx, now); err != nil && ctx.Err() == nil {
 		m.c.Log.Debug("the group of the store is left as it is", "err", err)
+	}
+}
+
+// hear looks for the leader of a learner, which takes no part in elections and so does not notice that there is none.
+func (m *Member) hear(ctx context.Context, now mono.Time) {
+	leader := uint64(m.server.etcd.Leader())
+	for _, r := range m.server.Replicas() {
+		if r.ID != leader {
+			continue
+		}
+		if a, err := m.ask(ctx, host(r.URL), 0); err == nil && a.Leader == leader {
+			m.heard = now
+		}
 	}
 }
 
@@ -534,7 +548,7 @@ func (m *Member) announce(ctx context.Context) {
 			select {
 			case <-lost:
 				l, lost = nil, nil
-				m.unattend()
+				m.attending.Store(false)
 			default:
 			}
 		}
@@ -551,15 +565,9 @@ func (m *Member) announce(ctx context.Context) {
 		select {
 		case <-time.After(m.c.Every):
 		case <-lost:
-			m.unattend()
+			m.attending.Store(false)
 		case <-ctx.Done():
 		}
-	}
-}
-
-func (m *Member) unattend() {
-	if m.attending.Swap(false) {
-		m.attended.Store(int64(m.c.Now()))
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/voters"
-	"weft/internal/proto/mono"
 )
 
 // MemberStatus is the part of a member in the store.
@@ -42,9 +41,7 @@ func (m *Member) Part() MemberStatus {
 		if s.Votes() {
 			st.Role = RoleVoter
 		}
-		// A learner takes no part in elections, and does not notice that there is no leader any more.
-		st.Alone = leader == 0 || st.Role == RoleLearner && !m.attending.Load() &&
-			m.c.Now().Sub(mono.Time(m.attended.Load())) >= alonePatience
+		st.Alone = leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(m.heard) >= alonePatience
 	}
 	for _, r := range st.Replicas {
 		if !r.Learner {
@@ -57,8 +54,11 @@ func (m *Member) Part() MemberStatus {
 	return st
 }
 
-// alonePatience is how long a learner waits for the group before it counts as alone.
-const alonePatience = 5 * time.Second
+// alonePatience is how long a learner is without the leader before it counts as alone.
+const alonePatience = 4 * time.Second
+
+// Alone reports whether this node has a copy, and the group no majority that the node could reach.
+func (m *Member) Alone() bool { return m.Part().Alone }
 
 // replica returns the server of this node, or why there is none.
 func (m *Member) replica(what string) (*Server, error) {
