@@ -40,13 +40,27 @@ func better(p uint8, g ib.GUID, op uint8, og ib.GUID) bool { return p > op || p 
 
 // yields reports whether o precedes m as master.
 func (m *Manager) yields(o *remote) bool {
-	return better(o.info.Priority, o.info.GUID, m.cfg.Priority, m.cfg.PortGUID)
+	i := m.smInfo()
+	return better(o.info.Priority, o.info.GUID, i.Priority, i.GUID)
 }
 
+// caretakes is a bit of the activity counter, which only shows that a manager is alive: a manager that is not active
+// and has it is a caretaker.
+const caretakes = 1 << 31
+
+// smInfo is what other managers see. A caretaker is not active for them, so that a manager that was elected becomes
+// master beside it. Among caretakers the GUID decides.
 func (m *Manager) smInfo() mad.SMInfo {
-	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority,
+	i := mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount &^ caretakes, Priority: m.cfg.Priority,
 		State: m.state}
+	if m.caretaker {
+		i.ActCount |= caretakes
+		i.Priority, i.State = 0, mad.SMNotActive
+	}
+	return i
 }
+
+func isCaretaker(i *mad.SMInfo) bool { return i.State == mad.SMNotActive && i.ActCount&caretakes != 0 }
 
 // queryManager requests the state of the manager at a port, unless that is this manager.
 func (s *sweep) queryManager(r topo.Ref) {
@@ -65,6 +79,9 @@ func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
 	o.info.Parse(a.Data[:])
 	switch {
 	case o.info.GUID == s.base.cfg.PortGUID:
+	case s.base.caretaker && isCaretaker(&o.info):
+		o.info.State = mad.SMStandby
+		s.others = append(s.others, o)
 	case o.info.State == mad.SMNotActive:
 		s.starting = append(s.starting, o)
 	default:
@@ -78,11 +95,11 @@ func (m *Manager) elect(now mono.Time) {
 	m.others, m.starting = s.others, s.starting
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
 	if m.state == mad.SMMaster && m.caretaker {
-		i := slices.IndexFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster })
+		i := slices.IndexFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster || m.yields(&o) })
 		if i >= 0 {
 			m.master = s.others[i]
 			m.logSweep(now, s)
-			m.become(now, mad.SMStandby, "the manager "+m.master.info.GUID.String()+" is master, this one a caretaker")
+			m.become(now, mad.SMStandby, "the manager "+m.master.info.GUID.String()+" precedes this caretaker")
 			return
 		}
 	}
@@ -217,7 +234,9 @@ func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
 	if a != nil && a.Status == mad.StatusOK {
 		i.Parse(a.Data[:])
 	}
-	if i.State == mad.SMMaster && i.GUID == m.master.info.GUID {
+	// The master of a caretaker may be another caretaker.
+	manages := i.State == mad.SMMaster || m.caretaker && isCaretaker(&i)
+	if manages && i.GUID == m.master.info.GUID {
 		m.master.info, m.polls = i, 0
 		return
 	}

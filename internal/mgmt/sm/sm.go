@@ -206,6 +206,8 @@ type base struct {
 	intent Intent
 	engine route.Engine
 	state  mad.SMState
+	// caretaker: Caretake permitted the manager.
+	caretaker bool
 
 	lids    lidTable
 	version uint64    // of the observations
@@ -228,7 +230,6 @@ type base struct {
 type Manager struct {
 	base
 	permitted bool
-	caretaker bool // permitted by Caretake
 	token     uint64
 
 	groupsWritten uint64 // the newest SetGroups that all switches have the trees of

@@ -248,7 +248,7 @@ func (s *Server) newServer() error {
 
 		// One replica elects itself after one or two ticks. A group has another leader 0.8 to 1.6 s after one died.
 		TickMs:                     100,
-		ElectionTicks:              8,
+		ElectionTicks:              electionTicks(s.c.Advertise != ""),
 		InitialElectionTickAdvance: true,
 		PreVote:                    true,
 
@@ -330,6 +330,13 @@ func (s *Server) broken(why string, err error) error {
 	}
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
 		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is configured anew", Err: err}
+}
+
+func electionTicks(group bool) int {
+	if group {
+		return 8
+	}
+	return 2
 }
 
 // maxLearners bounds the learners: some may not have left when others are added.
