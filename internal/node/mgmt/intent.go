@@ -40,7 +40,7 @@ func (n *Network) intent(ctx context.Context, command string) (i manager.Intent,
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	return manager.LoadIntent(ctx, n.store)
+	return manager.LoadIntent(ctx, n.reads())
 }
 
 func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {

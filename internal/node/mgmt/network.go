@@ -37,8 +37,6 @@ type Config struct {
 	GUID     ib.GUID                   // of the node
 	Host     string                    // the host's name
 	Subnet   *subnet.Subnet            // nil: the node is in no subnet
-	// Fabric is the node's part in the store of a fabric; nil: an embedded store is the node's own.
-	Fabric *Fabric
 	// DevicePort returns the GUID of a device's InfiniBand port; false where there is none.
 	DevicePort func(device string) (ib.GUID, bool)
 	// ManagedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
@@ -64,6 +62,8 @@ type Network struct {
 	// VESWs has the virtual Ethernet switches of the subnet.
 	VESWs VESWs
 
+	fabric *Fabric // nil: an embedded store is the node's own
+
 	// Set by Start.
 	store       store.Store      // nil: there is none
 	storeMember *etcd.Member     // nil: the store is memory, or an etcd elsewhere
@@ -78,6 +78,9 @@ func New(c Config) *Network {
 	n.VESWs.n = n
 	return n
 }
+
+// Share makes an embedded store that of a fabric, on all of its members. It is called before Start.
+func (n *Network) Share(f *Fabric) { n.fabric = f }
 
 // Store is the store, nil where there is none; missing is why, where there should be one.
 func (n *Network) Store() (s store.Store, missing error) { return n.store, n.noStore }

@@ -37,7 +37,7 @@ func (n *Network) describeStore(s store.Status) api.Store {
 	v := api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
 		Members: s.Members, Revision: int64(s.Revision),
 		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
-	if n.storeMember == nil || n.cfg.Fabric == nil {
+	if n.storeMember == nil || n.fabric == nil {
 		return v
 	}
 	p := n.storeMember.Part()
@@ -66,7 +66,7 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	l, err := n.store.List(ctx, tree)
+	l, err := n.reads().List(ctx, tree)
 	if err != nil {
 		return nil, storeError(err)
 	}
@@ -150,4 +150,40 @@ func (n *Network) defragStore(context.Context) (d api.StoreDefrag, err error) {
 		return d, storeError(err)
 	}
 	return d, nil
+}
+
+// reads is the store to read the intent from: the node's own copy while the store has no majority.
+func (n *Network) reads() store.Store {
+	if n.storeMember != nil && n.storeMember.Alone() {
+		return copied{n.store, n.storeMember}
+	}
+	return n.store
+}
+
+// copied is a store whose reads are those of a copy.
+type copied struct {
+	store.Store
+	m *etcd.Member
+}
+
+func (c copied) List(ctx context.Context, tree string) (store.Listing, error) {
+	return c.m.Copy(ctx, tree)
+}
+
+func (c copied) Get(ctx context.Context, key string) (store.Entry, error) {
+	if err := store.CheckKey(key); err != nil {
+		return store.Entry{}, err
+	}
+	tree := ""
+	if i := strings.LastIndexByte(key, '/'); i > 0 {
+		tree = key[:i]
+	}
+	l, err := c.m.Copy(ctx, tree)
+	if err != nil {
+		return store.Entry{}, err
+	}
+	if i := slices.IndexFunc(l.Entries, func(e store.Entry) bool { return e.Key == key }); i >= 0 {
+		return l.Entries[i], nil
+	}
+	return store.Entry{}, store.NotFound(key)
 }

@@ -263,6 +263,6 @@ func (m *Member) healthy(ctx context.Context) bool {
 	}
 	ctx, stop := context.WithTimeout(ctx, 3*time.Second)
 	defer stop()
-	_, err := c.Get(ctx, keyRoster)
-	return err == nil
+	_, err := c.Get(ctx, keyRoster) // by the leader
+	return err == nil || errors.Is(err, store.ErrNotFound)
 }
