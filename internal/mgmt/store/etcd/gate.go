@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Caller is what a certificate says about who uses the store.
+// Caller is what a certificate states about a client of the store.
 type Caller struct {
 	Name   string // of the member
 	Voter  bool   // it may hold a replica
@@ -49,7 +49,7 @@ var open = map[string]bool{
 type gate struct {
 	etcd      *etcdserver.EtcdServer
 	namespace string // with a slash at its end
-	admit     Admit  // nil: everybody may do everything that is open
+	admit     Admit  // nil: every connection may do all that is open
 }
 
 func refused(err error) error { return status.Error(codes.PermissionDenied, err.Error()) }
@@ -60,7 +60,7 @@ func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
 	return v3rpc.Server(g.etcd, nil, g.unary, opts...)
 }
 
-// caller returns who calls.
+// caller returns the client of a call.
 func (g *gate) caller(ctx context.Context, method string) (Caller, error) {
 	if !open[method] {
 		return Caller{}, refused(fmt.Errorf("%s is not for other nodes", method))
@@ -249,7 +249,7 @@ func (g *gate) lease(ctx context.Context, c Caller, id int64) error {
 	}
 	l, err := g.etcd.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
 	if err != nil {
-		return nil // it has ended, or the store says why when it is used
+		return nil // it has ended, or its use returns why not
 	}
 	for _, k := range l.Keys {
 		if err := g.keys(c, k, nil, true); err != nil {

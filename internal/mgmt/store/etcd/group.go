@@ -31,15 +31,15 @@ type Replica struct {
 	Learner bool   `json:"learner,omitempty"`
 }
 
-// Report is what a replica says about itself and its group to any member of the fabric.
+// Report is what a replica reports about itself and its group to any member of the fabric.
 type Report struct {
 	Name     string          `json:"name"`
 	ID       uint64          `json:"id"`
 	Group    voters.Identity `json:"group"`
 	Replicas []Replica       `json:"replicas"`
-	Leader   uint64          `json:"leader"` // 0: there is none that it knows
+	Leader   uint64          `json:"leader"` // 0: it has none
 	Applied  uint64          `json:"applied"`
-	// Removed: the replica that was asked for is one that left the group.
+	// Removed: the replica in the request is one that left the group.
 	Removed bool `json:"removed"`
 }
 
@@ -49,7 +49,7 @@ const reportPath = "/weft/store"
 // maxReport bounds the octets of a Report.
 const maxReport = 64 << 10
 
-// peerServer answers the other replicas, and whoever asks about the group.
+// peerServer answers the other replicas, and requests for a report.
 func (s *Server) peerServer() *http.Server {
 	peers := etcdhttp.NewPeerHandler(s.etcd.Logger(), s.etcd)
 	mux := http.NewServeMux()
@@ -75,7 +75,7 @@ func (s *Server) peerServer() *http.Server {
 		ErrorLog: discard}
 }
 
-// admitted returns who sent a request; otherwise the refusal has been sent.
+// admitted returns the sender of a request; otherwise the refusal has been sent.
 func (s *Server) admitted(w http.ResponseWriter, r *http.Request) (c Caller, ok bool) {
 	if s.c.Admit == nil {
 		return c, true

@@ -82,7 +82,7 @@ func (l *lead) step(ctx context.Context, now mono.Time) error {
 	return l.write(ctx, c, addresses)
 }
 
-// replicas asks every other replica how it is.
+// replicas requests the report of every other replica.
 func (l *lead) replicas(ctx context.Context, now mono.Time) []voters.Replica {
 	list := l.s.Replicas()
 	out := make([]voters.Replica, len(list))
@@ -224,7 +224,7 @@ func (m *Member) askAll(ctx context.Context, about uint64) (list []Report) {
 	return list
 }
 
-// resume asks the others whether this node's replica is one of the group.
+// resume finds out from the others whether this node's replica is one of the group.
 func (m *Member) resume(ctx context.Context) (voters.Verdict, string) {
 	var answers []voters.Answer
 	for _, r := range m.askAll(ctx, m.known.Replica) {

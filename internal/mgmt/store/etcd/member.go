@@ -54,8 +54,8 @@ type MemberConfig struct {
 	Log       *slog.Logger
 }
 
-// Security authenticates the members to each other. Without it everybody who reaches the listener is the store's
-// master: for tests.
+// Security authenticates the members to each other. Without it every connection may read and write the store:
+// for tests.
 type Security struct {
 	Server *tls.Config // certificate, ClientCAs, and ClientAuth RequireAndVerifyClientCert
 	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
@@ -63,7 +63,7 @@ type Security struct {
 	Admit  Admit
 }
 
-// Record is what a member says about itself, for the leader's decisions.
+// Record is what a member writes about itself, for the leader's decisions.
 type Record struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // HOST:PORT
@@ -116,7 +116,7 @@ type Member struct {
 	heard  mono.Time // when a learner last reached the leader, or started
 }
 
-// known is what a node remembers in its directory: where its replica belongs, and who to ask.
+// known is what a node keeps in its directory: the group of its replica, and the addresses of members.
 type known struct {
 	Replica uint64 `json:"replica,omitempty"`
 	Roster  Roster `json:"roster"`
@@ -124,8 +124,8 @@ type known struct {
 
 const knownFile = "group.json"
 
-// askEvery is how often a replica asks the others whether it belongs to the group, and a client without an answer who
-// has the store.
+// askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
+// where the store is.
 const askEvery = 5 * time.Second
 
 // OpenMember starts the use of the store. It does not wait until the group has a leader.
@@ -205,7 +205,7 @@ func (m *Member) hasFiles() bool {
 	return err == nil
 }
 
-// recall reads what the node knew; what cannot be read is as if it were not there.
+// recall reads what the node kept; what cannot be read is as if it were not there.
 func (m *Member) recall() (k known) {
 	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
 	if err == nil && json.Unmarshal(b, &k) != nil {
@@ -215,7 +215,7 @@ func (m *Member) recall() (k known) {
 	return k
 }
 
-// remember writes what the node knows, in one piece; mu is held.
+// remember writes known in one piece; mu is held.
 func (m *Member) remember() {
 	b, err := json.Marshal(m.known)
 	if err == nil {
@@ -619,7 +619,7 @@ func (m *Member) Close() error {
 	return nil
 }
 
-// addresses are those of all members that this node knows, itself left out.
+// addresses are those of all known members but this one.
 func (m *Member) addresses() (list []string) {
 	set := map[string]bool{}
 	for _, a := range m.c.Seeds {

@@ -23,7 +23,7 @@ type MemberStatus struct {
 	Role     Role
 	Group    voters.Identity
 	Replicas []Replica
-	Leader   string // name of its member; empty: this node knows none
+	Leader   string // name of its member; empty: there is none
 	Voters   int    // that a majority is counted of
 	// Alone: this node has a copy, but the group has no majority that it could reach. What is stored cannot change.
 	Alone bool
@@ -221,7 +221,7 @@ func (s *Server) snapshot(ctx context.Context, c store.Store) error {
 }
 
 // skipped is how many revisions lie between a backup and the store that is made of it: more than were made after the
-// backup. Who compares revisions sees the restored state as the newer one.
+// backup. A comparison of revisions shows the restored state as the newer one.
 const skipped = 1 << 30
 
 // raiseRevision makes the next revision of a store that does not run the one after rev, or leaves it where it is later.

@@ -14,7 +14,7 @@ type Answer struct {
 	From  string // the member
 	Group Identity
 	// Removed: the replica that the question names was in the group, and its removal is committed. A replica that the
-	// member does not list yet is not removed: a learner that has just begun knows none.
+	// member does not list yet is not removed: a learner that has just begun has none.
 	Removed bool
 }
 
