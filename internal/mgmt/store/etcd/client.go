@@ -18,8 +18,10 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -90,6 +92,16 @@ func Connect(c ClientConfig) (*Client, error) {
 	if tlsConfig == nil && secure {
 		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
+	var connecting atomic.Bool // etcd's client would wait for a token before it can be used
+	connecting.Store(true)
+	defer connecting.Store(false)
+	later := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
+		if connecting.Load() && method == "/etcdserverpb.Auth/Authenticate" {
+			return rpctypes.ErrGRPCAuthNotEnabled // it authenticates with the first call
+		}
+		return next(ctx, method, req, reply, cc, opts...)
+	}
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Endpoints,
 		TLS:                  tlsConfig,
@@ -98,7 +110,7 @@ func Connect(c ClientConfig) (*Client, error) {
 		DialKeepAliveTime:    10 * time.Second, // less is not allowed by gRPC
 		DialKeepAliveTimeout: 3 * time.Second,
 		DialOptions: []grpc.DialOption{
-			grpc.WithChainUnaryInterceptor(explain),
+			grpc.WithChainUnaryInterceptor(explain, later),
 			// A store that is back is found within seconds, however long it was away.
 			grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,

@@ -65,10 +65,13 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps):
 		e.Kind, e.Why, e.Fix = store.ErrInvalid, "etcd at "+where+" takes less at once: "+
 			err.Error(), "start it with --max-request-bytes 1572864 --max-txn-ops 128 or more"
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		e.Why, e.Fix = "etcd at "+where+" does not accept user and password",
+			"write USER:PASSWORD to the file of weft up --store-user-file"
 	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty),
 		errors.Is(err, rpctypes.ErrInvalidAuthToken):
-		e.Why, e.Fix = "etcd at "+where+" does not let this node: "+
-			err.Error(), "give the node a certificate with a name that may use "+c.namespace
+		e.Why = "etcd at " + where + " refuses this node: " + err.Error()
+		e.Fix = "give a certificate or a user (weft up --store-cert-file, --store-user-file) that may use " + c.namespace
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+
 			" has no leader", "start its other members: etcdctl endpoint status --cluster"

@@ -5,11 +5,15 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"log/slog"
+	"net"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.uber.org/zap"
 )
 
@@ -63,3 +67,30 @@ func (m *Member) peers(f func(*etcdserver.EtcdServer, types.ID)) {
 
 // Named is named.
 func Named(c *tls.Config) *tls.Config { return named(c) }
+
+// WithUsers lets a server have users.
+func (c ServerConfig) WithUsers() ServerConfig { c.authToken = "simple"; return c }
+
+// ServeUsers makes the user weft with a password, who may use everything below the namespace, and serves all of etcd,
+// with authentication, until stop is called.
+func (s *Server) ServeUsers(ctx context.Context, l net.Listener, password string) (stop func(), err error) {
+	none := &authpb.UserAddOptions{}
+	for _, user := range []string{"root", "weft"} {
+		_, err1 := s.etcd.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: user})
+		_, err2 := s.etcd.UserAdd(ctx, &pb.AuthUserAddRequest{Name: user, Password: password, Options: none})
+		_, err3 := s.etcd.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: user, Role: user})
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := s.etcd.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: "weft",
+		Perm: &authpb.Permission{PermType: authpb.READWRITE, Key: []byte("weft/"), RangeEnd: []byte("weft0")}}); err != nil {
+		return nil, err
+	}
+	if _, err := s.etcd.AuthEnable(ctx, &pb.AuthEnableRequest{}); err != nil {
+		return nil, err
+	}
+	g := v3rpc.Server(s.etcd, nil, nil)
+	go func() { _ = g.Serve(l) }()
+	return g.Stop, nil
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -220,6 +221,28 @@ func TestSurvivor(t *testing.T) {
 	f.expect("a", "k", "authority")
 	if g := f.members["a"].Part().Group; g != f.members["b"].Part().Group {
 		t.Errorf("two groups: %+v, %+v", g, f.members["b"].Part().Group)
+	}
+}
+
+// TestForcedRestore makes another member the authority while the voter runs: the voter yields.
+func TestForcedRestore(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.open("b", "a")
+	f.roles("a:voter b:learner")
+	f.put("a", "k", "kept")
+	f.until("b has a copy", func() bool {
+		l, err := f.members["b"].Copy(t.Context(), "")
+		return err == nil && slices.ContainsFunc(l.Entries, func(e store.Entry) bool { return e.Key == "k" })
+	})
+	if err := f.members["b"].Restore(t.Context(), nil, true); err != nil {
+		t.Fatal(err)
+	}
+	f.put("b", "k", "of b")
+	f.roles("a:learner b:voter")
+	f.expect("a", "k", "of b")
+	if why := f.members["a"].Part().Why; !strings.Contains(why, "later generation") {
+		t.Errorf("a yields because %q", why)
 	}
 }
 

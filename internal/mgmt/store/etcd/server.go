@@ -65,7 +65,8 @@ type ServerConfig struct {
 	// Join is the group to join where Dir has no files; nil makes a new group.
 	Join []Replica
 
-	maxSize int64 // MaxSize, except in tests
+	maxSize   int64  // MaxSize, except in tests
+	authToken string // kind of etcd's tokens of users, in tests
 }
 
 // PeerFiles are the paths of PEM files: the certificate of the member, its key, the CA. etcd reads certificate and key
@@ -272,6 +273,7 @@ func (s *Server) newServer() error {
 		WarningApplyDuration:        time.Second,
 		WarningUnaryRequestDuration: time.Second,
 		BcryptCost:                  10, // of passwords, which it has none of
+		AuthToken:                   s.c.authToken,
 		// Package voters checks each change; etcd's check refuses all in the first seconds of a connection.
 		StrictReconfigCheck:  false,
 		MaxLearners:          maxLearners,
