@@ -31,6 +31,7 @@ type fabric struct {
 const hurry = 40
 
 func newFabric(t *testing.T) *fabric {
+	t.Parallel()
 	f := &fabric{T: t, members: map[string]*etcd.Member{}, configs: map[string]etcd.MemberConfig{}}
 	t.Cleanup(func() {
 		for name := range f.members {
@@ -253,7 +254,7 @@ func TestMajorityLost(t *testing.T) {
 	f.open("b", "a")
 	f.open("c", "a")
 	f.roles("a:voter b:voter c:voter")
-	for i := range 300 {
+	for i := range 120 {
 		f.put("a", fmt.Sprintf("many/%d", i), strings.Repeat("x", 5000))
 	}
 	f.put("a", "k", "backed up")
@@ -284,7 +285,7 @@ func TestMajorityLost(t *testing.T) {
 	}
 	f.expect("c", "k", "backed up")
 	l, err := f.members["c"].List(t.Context(), "many")
-	if err != nil || len(l.Entries) != 300 {
+	if err != nil || len(l.Entries) != 120 {
 		t.Fatalf("%d entries, %v", len(l.Entries), err)
 	}
 	f.open("a")

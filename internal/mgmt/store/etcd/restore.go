@@ -188,7 +188,7 @@ func (m *Member) build(ctx context.Context, dir string, b *Backup, generation ui
 // with runs a server that is alone for f.
 func (m *Member) with(ctx context.Context, dir string, f func(*Server, store.Store) error) error {
 	s, err := Start(ctx, ServerConfig{Dir: dir, Name: m.c.Name, Namespace: m.c.Namespace, Timeout: m.c.Timeout,
-		Log: m.c.Log})
+		Log: m.c.Log, snapshotCount: 1})
 	if err != nil {
 		return err
 	}
@@ -200,11 +200,11 @@ func (m *Member) with(ctx context.Context, dir string, f func(*Server, store.Sto
 	return f(s, c)
 }
 
-// snapshot makes a snapshot of the log. When the server starts again its log begins there: a replica that joins gets
-// the file of the store, with the raised revision in it, and not the changes before, which would lead it elsewhere.
+// snapshot waits for a snapshot of the log, which a server with a snapshotCount of 1 makes soon. When the server starts
+// again its log begins there: a replica that joins gets the file of the store, with the raised revision in it, and not
+// the changes before, which would lead it elsewhere.
 func (s *Server) snapshot(ctx context.Context, c store.Store) error {
 	for {
-		s.etcd.ForceSnapshot() // with the next change
 		if _, err := store.Put(ctx, c, keyRoster, []byte("{}")); err != nil {
 			return err
 		}

@@ -65,8 +65,9 @@ type ServerConfig struct {
 	// Join is the group to join where Dir has no files; nil makes a new group.
 	Join []Replica
 
-	maxSize   int64  // MaxSize, except in tests
-	authToken string // kind of etcd's tokens of users, in tests
+	maxSize       int64  // MaxSize, except in tests
+	snapshotCount uint64 // changes between snapshots of the log; 1000
+	authToken     string // kind of etcd's tokens of users, in tests
 }
 
 // PeerFiles are the paths of PEM files: the certificate of the member, its key, the CA. etcd reads certificate and key
@@ -255,7 +256,7 @@ func (s *Server) newServer() error {
 
 		// Little data: few entries in memory, few old files on disk. Writes are
 		// synced to the log one by one; the table follows at its leisure.
-		SnapshotCount:          1000,
+		SnapshotCount:          cmp.Or(s.c.snapshotCount, 1000),
 		SnapshotCatchUpEntries: 100,
 		MaxSnapFiles:           1,
 		MaxWALFiles:            1,
