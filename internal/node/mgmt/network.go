@@ -9,10 +9,12 @@
 package mgmt
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/control/api"
@@ -62,7 +64,7 @@ type Network struct {
 	// VESWs has the virtual Ethernet switches of the subnet.
 	VESWs VESWs
 
-	fabric *Fabric // nil: an embedded store is the node's own
+	fabric atomic.Pointer[Fabric] // nil: an embedded store is the node's own
 
 	// Set by Start.
 	store       store.Store      // nil: there is none
@@ -80,7 +82,42 @@ func New(c Config) *Network {
 }
 
 // Share makes an embedded store that of a fabric, on all of its members. It is called before Start.
-func (n *Network) Share(f *Fabric) { n.fabric = f }
+func (n *Network) Share(f *Fabric) { n.fabric.Store(f) }
+
+// Found is Share for the first member of a fabric, while the node runs: other members can use its store from now on, and
+// the subnet gets an M_Key. On an error nothing has changed.
+func (n *Network) Found(ctx context.Context, f *Fabric) error {
+	m := n.storeMember
+	if m == nil {
+		return nil // memory, or an etcd elsewhere, which the members reach by themselves
+	}
+	if err := m.Found(ctx, etcd.Group{Name: f.Name, Key: f.Key, Listen: f.Listen, Advertise: f.Advertise,
+		Security: f.Security}); err != nil {
+		return storeError(err)
+	}
+	n.fabric.Store(f)
+	if n.cfg.Settings.MKeyFile != "" {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) {
+		if k.Key == 0 && !k.Off {
+			k.Set(manager.RandomMKey())
+		}
+	}); err != nil {
+		return storeError(err)
+	}
+	return nil
+}
+
+// StoreAddress is HOST:PORT at which this node's store serves members, empty where it does not.
+func (n *Network) StoreAddress() string {
+	if f := n.fabric.Load(); f != nil && n.storeMember != nil {
+		return f.Advertise
+	}
+	return ""
+}
 
 // Store is the store, nil where there is none; missing is why, where there should be one.
 func (n *Network) Store() (s store.Store, missing error) { return n.store, n.noStore }

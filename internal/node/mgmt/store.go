@@ -42,7 +42,7 @@ func (n *Network) openStore(ctx context.Context) error {
 		defer cancel()
 		c := etcd.MemberConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir), Name: "weft", Now: n.cfg.Now,
 			Settings: voters.Settings{ReplaceAfter: n.cfg.Settings.StoreReplaceAfter}, Log: log}
-		if f := n.fabric; f != nil {
+		if f := n.fabric.Load(); f != nil {
 			c.Name, c.Key, c.Listen, c.Advertise = f.Name, f.Key, f.Listen, f.Advertise
 			c.Seeds, c.Unable, c.Security = f.Seeds, f.Unable, f.Security
 		} else {
@@ -125,7 +125,7 @@ func (n *Network) closeStore() {
 // serves without a manager, and reports it.
 func (n *Network) Start(ctx context.Context) error {
 	manages := n.cfg.Settings.SM == config.SMAuto
-	if n.sub == nil || !manages && n.cfg.Settings.Store == config.StoreAuto && n.fabric == nil {
+	if n.sub == nil || !manages && n.cfg.Settings.Store == config.StoreAuto && n.fabric.Load() == nil {
 		return nil
 	}
 	if err := n.openStore(ctx); errors.Is(err, store.ErrUnavailable) {
@@ -147,12 +147,12 @@ func (n *Network) Start(ctx context.Context) error {
 		return err
 	}
 	var own manager.Copy
-	if n.storeMember != nil && n.fabric != nil {
+	if n.storeMember != nil {
 		own = n.storeMember
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
 		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store, Copy: own,
-		Shared: n.cfg.Settings.StoreShared() || n.fabric != nil, MKey: key,
+		Shared: n.cfg.Settings.StoreShared() || n.fabric.Load() != nil, MKey: key,
 		BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey),
 		Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {

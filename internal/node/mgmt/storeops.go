@@ -37,7 +37,7 @@ func (n *Network) describeStore(s store.Status) api.Store {
 	v := api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
 		Members: s.Members, Revision: int64(s.Revision),
 		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
-	if n.storeMember == nil || n.fabric == nil {
+	if n.storeMember == nil || n.fabric.Load() == nil {
 		return v
 	}
 	p := n.storeMember.Part()

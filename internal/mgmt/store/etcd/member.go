@@ -101,6 +101,7 @@ type Member struct {
 	*relay
 	c      MemberConfig
 	poller *http.Client
+	run    context.Context // of what looks after the group
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 
@@ -149,14 +150,67 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 		return nil, err
 	}
 	run, stop := context.WithCancel(context.Background())
-	m.stop = stop
-	if c.Advertise == "" && len(c.Seeds) == 0 { // there is nothing to look after
-		return m, nil
+	m.run, m.stop = run, stop
+	if c.Advertise != "" || len(c.Seeds) > 0 { // else there is nothing to look after
+		m.live()
 	}
-	m.work.Go(func() { m.loop(run) })
-	m.work.Go(func() { m.announce(run) })
-	m.work.Go(func() { m.follow(run) })
 	return m, nil
+}
+
+// live starts what looks after the group.
+func (m *Member) live() {
+	m.work.Go(func() { m.loop(m.run) })
+	m.work.Go(func() { m.announce(m.run) })
+	m.work.Go(func() { m.follow(m.run) })
+}
+
+// Group is what a member needs to share its store with others.
+type Group struct {
+	Name      string // of the member, unique in the fabric
+	Key       string // of its own records; Name
+	Listen    string // HOST:PORT of the listener
+	Advertise string // HOST:PORT where others reach it
+	Security  *Security
+}
+
+// Found makes the store of a node that is alone the first replica of a group, while it runs: calls that are in progress
+// end with store.ErrUnavailable, leases are lost, watches go on. On an error the store is alone as before.
+func (m *Member) Found(ctx context.Context, g Group) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.c.Advertise != "" || len(m.c.Seeds) > 0:
+		return &store.Error{Kind: store.ErrInvalid, What: "cannot share the store", Why: "it is shared already",
+			Fix: "weft store status"}
+	case m.server == nil:
+		return m.away()
+	}
+	alone := m.c
+	m.c.Name, m.c.Key, m.c.Listen, m.c.Advertise, m.c.Security = g.Name, cmp.Or(g.Key, g.Name), g.Listen, g.Advertise,
+		g.Security
+	m.c.ListenURL = ""
+	err := m.reopen(ctx)
+	if err == nil {
+		m.poller = m.newPoller()
+		m.live()
+		return nil
+	}
+	m.c = alone
+	return errors.Join(err, m.reopen(ctx))
+}
+
+// reopen starts the replica of this node with the configuration as it is now; mu is held.
+func (m *Member) reopen(ctx context.Context) error {
+	m.use(nil)
+	m.remote = nil
+	if m.server != nil {
+		m.server.Close()
+		m.server = nil
+	}
+	if err := m.startReplica(ctx, nil); err != nil {
+		return err
+	}
+	return m.pick()
 }
 
 // begin decides with what the node starts.

@@ -175,6 +175,57 @@ func TestThreeVote(t *testing.T) {
 	}
 }
 
+// TestFound makes the store of a node that is alone one of a fabric while it runs: what it has stays, watches go
+// on, and others join. A listener that cannot be opened leaves it alone as it was.
+func TestFound(t *testing.T) {
+	f := newFabric(t)
+	ctx := t.Context()
+	began := time.Now()
+	a, err := etcd.OpenMember(ctx, etcd.MemberConfig{Dir: quick(f), Name: "weft", Timeout: 3 * time.Second,
+		Every: 100 * time.Millisecond, Settings: voters.Settings{ReplaceAfter: 60 * time.Second},
+		Now: func() mono.Time { return mono.Time(time.Hour).Add(hurry * time.Since(began)) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.members["a"] = a
+	f.put("a", "k", "1")
+	w, err := a.Watch(ctx, "seen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Alone() {
+		t.Error("a store without a group has no majority")
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	at := taken.Addr().String()
+	if err := a.Found(ctx, etcd.Group{Name: "a", Listen: at, Advertise: at}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("at the address of another listener: %v", err)
+	}
+	f.put("a", "k", "2")
+	at = freePort(t)
+	if err := a.Found(ctx, etcd.Group{Name: "a", Listen: at, Advertise: at}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Found(ctx, etcd.Group{Name: "a", Listen: at, Advertise: at}); !errors.Is(err, store.ErrInvalid) {
+		t.Errorf("twice: %v", err)
+	}
+	f.configs["a"] = etcd.MemberConfig{Advertise: at}
+	f.open("b", "a")
+	f.open("c", "a")
+	f.roles("a:voter b:voter c:voter")
+	f.expect("c", "k", "2")
+	f.put("c", "seen/x", "1")
+	for c := range w {
+		if n := len(c.Events); n > 0 && c.Events[n-1].Key == "seen/x" {
+			break
+		}
+	}
+}
+
 // TestSurvivor kills the voter of two members.
 func TestSurvivor(t *testing.T) {
 	f := newFabric(t)

@@ -41,7 +41,9 @@ func (m *Member) Part() MemberStatus {
 		if s.Votes() {
 			st.Role = RoleVoter
 		}
-		st.Alone = leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(m.heard) >= alonePatience
+		// A store without a group has no majority to lose: it works, or Status reports why not.
+		st.Alone = m.c.Advertise != "" &&
+			(leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(m.heard) >= alonePatience)
 	}
 	for _, r := range st.Replicas {
 		if !r.Learner {
