@@ -4,15 +4,24 @@ package node
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
+	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/home"
+	"weft/internal/mgmt/member/peer"
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/membership"
+	"weft/internal/node/mgmt"
 )
 
 // newMembership makes the node's part in a fabric.
@@ -22,19 +31,89 @@ func newMembership(n *Node) *membership.Membership {
 		host, _ = os.Hostname() // without one a name is made of the GUID
 	}
 	return membership.New(membership.Config{
-		Dir:     n.cfg.Dir,
-		GUID:    n.identity,
-		Host:    host,
-		Port:    n.cfg.TrunkPort,
-		Program: buildVersion(),
-		Log:     n.log.With("part", "member"),
-		Now:     time.Now,
-		Durable: n.cfg.StoreKind() != config.StoreMemory,
-		Store:   n.mgmt.Store,
-		Users:   n.users,
-		Drain:   n.sessions.Drain,
-		Rekey:   n.mgmt.ReplaceMKey,
+		Dir:          n.cfg.Dir,
+		GUID:         n.identity,
+		Host:         host,
+		Port:         n.cfg.TrunkPort,
+		Program:      buildVersion(),
+		Log:          n.log.With("part", "member"),
+		Now:          time.Now,
+		Durable:      n.cfg.StoreKind() != config.StoreMemory,
+		Store:        func() (store.Store, error) { return n.mgmt.Store() },
+		StoreAddress: func() string { return n.mgmt.StoreAddress() },
+		Users:        n.users,
+		Drain:        func(on, force bool) { n.sessions.Drain(on, force) },
+		Rekey:        func(ctx context.Context) error { return n.mgmt.ReplaceMKey(ctx) },
+		MayFound:     n.mayFound,
+		Founded:      n.founded,
 	})
+}
+
+// mayFound returns why this node cannot be the first member of a fabric.
+func (n *Node) mayFound() error {
+	return peersOrMember(len(n.cfg.Peers) > 0, n.cfg.TrunkKeyFile != "", "this node")
+}
+
+// founded opens the store and the trunks of the first member of a fabric to others, while programs use the node.
+func (n *Node) founded(ctx context.Context) error {
+	if n.sub != nil {
+		if err := n.sub.Listen(); err != nil {
+			return err
+		}
+	}
+	return n.mgmt.Found(ctx, n.shared())
+}
+
+// shared is the node's part in the store of its fabric.
+func (n *Node) shared() *mgmt.Fabric {
+	roster := n.member.Roster()
+	f := &mgmt.Fabric{
+		Name:      n.member.Name(),
+		Key:       member.GUIDKey(n.identity),
+		Listen:    fmt.Sprintf(":%d", n.cfg.StorePort),
+		Advertise: hostnet.Addresses(uint16(n.cfg.StorePort), 1)[0],
+		Security:  n.storeSecurity(),
+	}
+	for _, at := range roster.Stores() {
+		if at != f.Advertise {
+			f.Seeds = append(f.Seeds, at)
+		}
+	}
+	for i := range roster.Members {
+		if x := &roster.Members[i]; x.GUID == n.identity {
+			f.Unable = !x.Roles.Has(member.Voter)
+		}
+	}
+	return f
+}
+
+// self is what this node is to other members.
+func (n *Node) self() peer.Self {
+	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now}
+}
+
+// storeSecurity authenticates the members to each other at the store, and grants what their roles allow.
+func (n *Node) storeSecurity() *etcd.Security {
+	self := n.self()
+	dir := home.Open(n.cfg.Dir)
+	return &etcd.Security{
+		Server: self.Server("h2", "http/1.1"),
+		Client: self.Client("", "h2", "http/1.1"),
+		Files:  etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
+		Admit: func(c *x509.Certificate) (etcd.Caller, error) {
+			claims, err := self.Verify(time.Now(), []*x509.Certificate{c})
+			if err != nil {
+				return etcd.Caller{}, err
+			}
+			return etcd.Caller{Name: claims.Name, Voter: claims.Roles.Has(member.Voter),
+				Access: func(key, end string, write bool) error {
+					if p := member.MayAccess(claims, key, end, write); p != nil {
+						return p
+					}
+					return nil
+				}}, nil
+		},
+	}
 }
 
 // users lists what would notice the end of the node: programs, guests, IP links.
@@ -73,16 +152,40 @@ func Join(ctx context.Context, s cli.JoinSpec) (j cli.Joined, err error) {
 	if err != nil {
 		return j, err
 	}
-	return cli.Joined{Name: got.Name, Fabric: got.Fabric, Members: got.Members, Roles: got.Roles.String(),
-		Warnings: got.Warnings}, nil
+	j = cli.Joined{Name: got.Name, Fabric: got.Fabric, Members: got.Members, Roles: got.Roles.String(),
+		Warnings: got.Warnings}
+	aside, err := setStoreAside(s.Dir)
+	if aside != "" {
+		j.Warnings = append(j.Warnings, "what this host had configured alone is in "+aside+" and counts no more")
+	}
+	return j, err
 }
 
-// Leave removes what this host keeps of its fabric. Its node does not run.
+// setStoreAside takes the store of a node that was alone out of use, since the fabric has another. It returns where that
+// store is then, empty where there was none.
+func setStoreAside(dir string) (aside string, err error) {
+	from, to := filepath.Join(dir, rundir.StoreDir), filepath.Join(dir, rundir.StoreDir+".alone")
+	if _, err := os.Stat(from); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err := os.RemoveAll(to); err != nil {
+		return "", err
+	}
+	return to, os.Rename(from, to)
+}
+
+// Leave removes what this host keeps of its fabric, its copy of the store with it. Its node does not run.
 func Leave(path string) error {
 	dir, err := rundir.Acquire(path, config.Config{}.DirPerm(os.Geteuid()))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return home.Open(path).Leave()
+	h := home.Open(path)
+	if _, err := h.Load(); !errors.Is(err, home.ErrNone) {
+		if err := os.RemoveAll(filepath.Join(path, rundir.StoreDir)); err != nil {
+			return err
+		}
+	}
+	return h.Leave()
 }

@@ -44,15 +44,17 @@ func (n *Node) openRooms() error {
 		Functions: n.funcs.adapters,
 		IPLinks:   func(ctx context.Context) ([]api.IPLink, error) { return n.ip.List(ctx) }})
 	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Mirror: n.captures})
+	n.member = newMembership(n)
+	if err := n.member.Open(); err != nil {
+		return err
+	}
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host,
 		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
-	n.member = newMembership(n)
-	if err := n.member.Open(); err != nil {
-		n.closeTrunks()
-		return err
+	if n.member.Name() != "" {
+		n.mgmt.Share(n.shared())
 	}
 	n.intent = intent.New(intent.Config{Settings: n.cfg, Log: n.log, Identity: n.identity, Open: n.mgmt.Store})
 	if err := n.openLanes(); err != nil {
@@ -84,22 +86,24 @@ func (n *Node) openSubnet() (err error) {
 		SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures,
 		Plugged:   func(a *hca.Adapter) { n.vesw.Plugged(a) },
 		Unplugged: func(function uint16) (wait func()) { return n.vesw.Unplugged(function) }})
-	if len(n.cfg.Peers) == 0 {
-		return nil
+	if n.member.Name() != "" {
+		if err := peersOrMember(len(n.cfg.Peers) > 0, n.cfg.TrunkKeyFile != "", "the member "+n.member.Name()); err != nil {
+			return err
+		}
 	}
-	var peers []netip.AddrPort
+	return n.openTrunks()
+}
+
+// peerAddrs are the addresses of --peer.
+func (n *Node) peerAddrs() (list []netip.AddrPort, err error) {
 	for _, p := range n.cfg.Peers {
 		a, err := n.cfg.PeerAddr(p)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		peers = append(peers, a)
+		list = append(list, a)
 	}
-	t := subnet.TrunkConfig{Port: uint16(n.cfg.TrunkPort), Name: n.host, Version: buildVersion()}
-	if err := n.trunkTrust(&t); err != nil {
-		return err
-	}
-	return n.sub.OpenTrunks(t, peers)
+	return list, nil
 }
 
 // publish gives changes of InfiniBand ports to files, programs and the users of the ports; it is called on the
@@ -144,7 +148,7 @@ func (n *Node) openLanes() (err error) {
 	n.sessions.SetLanes(n.lanes)
 	n.captures.SetLanes(n.lanes)
 	n.faults = control.NewFaults(control.FaultConfig{Log: n.log, Lanes: n.lanes, Host: n.adapter,
-		Trunks: n.sub != nil && n.sub.TrunkLink() != nil,
+		Trunks: func() bool { return n.sub != nil && n.sub.HasTrunks() },
 		Device: func(name string) bool { return n.funcs.named(name) != nil }})
 	return nil
 }

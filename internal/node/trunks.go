@@ -3,20 +3,54 @@
 package node
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"os"
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/fabric/trunk/handshake"
 	"weft/internal/fabric/trunk/seal"
 	"weft/internal/fabric/trunk/trust"
+	"weft/internal/mgmt/member/peer"
 	"weft/internal/node/subnet"
 )
 
-// trunkTrust sets what authenticates the peers of trunks, and what is done to packets there.
-func (n *Node) trunkTrust(t *subnet.TrunkConfig) (err error) {
-	const what = "cannot open the trunks"
+// memberTrust authenticates the other ends of trunks by their certificates, as members of this node's fabric.
+type memberTrust struct{ self func() peer.Self }
+
+// Certificate implements handshake.Trust.
+func (t memberTrust) Certificate() (*tls.Certificate, error) { return t.self().Certificate() }
+
+// Verify implements handshake.Trust.
+func (t memberTrust) Verify(now time.Time, chain []*x509.Certificate) (handshake.Identity, error) {
+	c, err := t.self().Verify(now, chain)
+	if err != nil {
+		return handshake.Identity{}, err
+	}
+	return handshake.Identity{Node: c.GUID, Name: c.Name}, nil
+}
+
+// peersOrMember refuses trunks of both kinds in one node: those of a laboratory by --peer, and those of a fabric.
+func peersOrMember(peers, key bool, who string) error {
+	const what = "cannot be in a fabric"
+	switch {
+	case peers:
+		return &api.Error{Code: api.CodeInvalid, What: what, Why: who + " has trunks by --peer, and members of a fabric find " +
+			"each other by themselves", Fix: "weft down; weft up --detach, without --peer"}
+	case key:
+		return &api.Error{Code: api.CodeInvalid, What: what, Why: who + " has a key for trunks, and members of a fabric have " +
+			"certificates", Fix: "weft down; weft up --detach, without --trunk-key-file"}
+	}
+	return nil
+}
+
+// openTrunks opens the trunks: those to the nodes of --peer, or those of a fabric; without either they have no socket
+// until the node founds a fabric.
+func (n *Node) openTrunks() (err error) {
+	t := subnet.TrunkConfig{Port: uint16(n.cfg.TrunkPort), Name: n.host, Version: buildVersion()}
 	if t.Mode, err = seal.ParseMode(n.cfg.TrunkSecurity); err != nil {
-		return &api.Error{What: what, Why: err.Error(), Fix: "--trunk-security encrypt"}
+		return &api.Error{What: "cannot open the trunks", Why: err.Error(), Fix: "--trunk-security encrypt"}
 	}
 	if t.Mode != seal.Encrypt {
 		t.Trusts = append(t.Trusts, api.Degraded{What: "trunk_security",
@@ -24,26 +58,52 @@ func (n *Node) trunkTrust(t *subnet.TrunkConfig) (err error) {
 				seal.None: "packets on trunks can be read and forged on the network"}[t.Mode],
 			Fix: "start the nodes without --trunk-security"})
 	}
+	if len(n.cfg.Peers) > 0 {
+		return n.openPeers(t)
+	}
+	t.Trust = memberTrust{n.self}
+	if name := n.member.Name(); name != "" {
+		t.Name, t.Grows = name, true
+	} else {
+		t.Later = true
+	}
+	return n.sub.OpenTrunks(t, nil)
+}
+
+// openPeers opens the trunks to the nodes of --peer.
+func (n *Node) openPeers(t subnet.TrunkConfig) (err error) {
+	if t.Trust, err = n.peerTrust(&t); err != nil {
+		return err
+	}
+	peers, err := n.peerAddrs()
+	if err != nil {
+		return err
+	}
+	return n.sub.OpenTrunks(t, peers)
+}
+
+// peerTrust is what authenticates the nodes of --peer.
+func (n *Node) peerTrust(t *subnet.TrunkConfig) (handshake.Trust, error) {
+	const what = "cannot open the trunks"
 	if n.cfg.TrunkKeyFile == "" && t.Mode != seal.None {
-		return &api.Error{What: what, Why: "nothing authenticates the nodes of --peer",
-			Fix: "openssl rand -hex 32 > FILE, the same at each node, and --trunk-key-file FILE; or, in a lab, --trunk-security none"}
+		return nil, &api.Error{What: what, Why: "nothing authenticates the nodes of --peer",
+			Fix: "openssl rand -hex 32 > FILE, the same at each node, and --trunk-key-file FILE; or, in a lab, " +
+				"--trunk-security none"}
 	}
 	if n.cfg.TrunkKeyFile == "" {
 		t.Trusts = append(t.Trusts, api.Degraded{What: "trunk_trust",
 			Why: "nothing authenticates the nodes of --peer: every host with such an address is in the subnet",
 			Fix: "openssl rand -hex 32 > FILE; start all nodes with --trunk-key-file FILE"})
-		t.Trust, err = trust.NewAnyone(n.host, time.Now())
-		return err
+		return trust.NewAnyone(n.host, time.Now())
 	}
 	fix := "openssl rand -hex 32 > " + n.cfg.TrunkKeyFile + ", the same at each node"
 	b, err := os.ReadFile(n.cfg.TrunkKeyFile)
 	if err != nil {
-		return &api.Error{What: what, Why: err.Error(), Fix: fix}
+		return nil, &api.Error{What: what, Why: err.Error(), Fix: fix}
 	}
 	key, err := trust.ParseKey(b)
 	if err != nil {
-		return &api.Error{What: what, Why: n.cfg.TrunkKeyFile + ": " + err.Error(), Fix: fix}
+		return nil, &api.Error{What: what, Why: n.cfg.TrunkKeyFile + ": " + err.Error(), Fix: fix}
 	}
-	t.Trust, err = trust.FromKey(key, n.host, time.Now())
-	return err
+	return trust.FromKey(key, n.host, time.Now())
 }

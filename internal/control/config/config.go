@@ -20,11 +20,12 @@ import (
 	"time"
 )
 
-// RoCEPort is the UDP port of RoCEv2 (IBA annex A17), TrunkPort that of trunks
-// (docs/notes/trunk.md).
+// RoCEPort is the UDP port of RoCEv2 (IBA annex A17), TrunkPort that of trunks (docs/notes/trunk.md), StorePort the TCP
+// port of the store of a fabric's members.
 const (
 	RoCEPort  = 4791
 	TrunkPort = 4792
+	StorePort = 4793
 )
 
 // Limits of what Validate accepts.
@@ -67,6 +68,7 @@ type Config struct {
 	MKeyFile      string // empty: the M_Key of the store
 	Store         string // see StoreKind, StoreURLs
 	StoreListen   string // empty: the embedded store has no listener
+	StorePort     int    // TCP, of a member of a fabric
 
 	// Of an etcd elsewhere: PEM files, and a file with USER:PASSWORD. Empty: none.
 	StoreCAFile, StoreCertFile, StoreKeyFile, StoreUserFile string

@@ -225,6 +225,16 @@ var Settings = []Setting{
 				bad("must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
 			}
 		}},
+	{Name: "store-port", Group: "Subnet", Help: "TCP port at which the store serves the other members of a fabric",
+		Default: StorePort,
+		Doc:     "It is used by hosts that joined a fabric. Their certificates authenticate them to each other.",
+		field:   func(c *Config) any { return &c.StorePort },
+		check: func(c *Config, bad func(string, ...any)) {
+			between(func(c *Config) *int { return &c.StorePort }, 1, 65535, "")(c, bad)
+			if c.Fabric && c.StorePort == c.TrunkPort {
+				bad("and trunk-port must differ, since hosts join at its TCP port; both are %d", c.StorePort)
+			}
+		}},
 	{Name: "store-ca-file", Group: "Subnet", Help: "file with the CA certificates of the etcd cluster in --store",
 		Doc: "PEM. Without it the certificates of the system are used.", Example: "/etc/weft/etcd-ca.pem",
 		field: func(c *Config) any { return &c.StoreCAFile },

@@ -28,8 +28,8 @@ type FaultConfig struct {
 	Host *hca.Adapter
 	// Device reports whether there is a device with a name.
 	Device func(name string) bool
-	// Trunks: the node has trunks.
-	Trunks bool
+	// Trunks reports whether the node has trunks.
+	Trunks func() bool
 }
 
 // Faults are the faults that people inject into the links.
@@ -158,10 +158,10 @@ func (s *Faults) links(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
 	case spec.Link == api.LinkTrunk && spec.Device != "":
 		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks",
 			spec.Device)
-	case spec.Link == api.LinkTrunk && !s.cfg.Trunks:
+	case spec.Link == api.LinkTrunk && !s.cfg.Trunks():
 		return false, false, refuse(api.CodeNotFound, "weft up --peer ADDRESS", "the node has no trunk")
 	}
-	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && s.cfg.Trunks, nil
+	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && s.cfg.Trunks(), nil
 }
 
 func (s *Faults) delete(_ context.Context, id int) error {

@@ -204,6 +204,29 @@ func (l *Lane) UnwatchInput(fd int) {
 	unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
+// WatchTrunks watches the sockets of the trunks, which were opened after the lane was made: in for input, out for room. It
+// runs on the lane.
+func (l *Lane) WatchTrunks(in, out []int) error {
+	k := &l.sockets[1]
+	events := map[int]uint32{}
+	for _, fd := range out {
+		events[fd] = unix.EPOLLET
+	}
+	for _, fd := range in {
+		events[fd] = unix.EPOLLIN
+	}
+	for fd, e := range events {
+		if err := l.watch(fd, e); err != nil {
+			return err
+		}
+	}
+	for _, fd := range in {
+		l.input[int32(fd)] = &l.readable[1]
+	}
+	k.in, k.out = append(k.in, in...), append(k.out, out...)
+	return nil
+}
+
 // LinkReadable makes the lane receive from its link in this turn or the next: bursts wait in a link that has no socket.
 // It runs on the lane.
 func (l *Lane) LinkReadable() { l.readable[0] = true }

@@ -57,6 +57,10 @@ type Config struct {
 	Drain func(on, force bool)
 	// Rekey replaces the subnet's M_Key.
 	Rekey func(context.Context) error
+	// MayFound returns why the node cannot be the first member of a fabric; nil: it can. Founded opens the node to other
+	// members when it is the first; nil: nothing is to be opened.
+	MayFound func() error
+	Founded  func(context.Context) error
 }
 
 // Times of the work below.

@@ -224,6 +224,9 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 		return "", nil // another command made it
 	}
 	s, missing := m.cfg.Store()
+	if m.cfg.MayFound != nil && missing == nil {
+		missing = m.cfg.MayFound()
+	}
 	switch {
 	case missing != nil:
 		return "", missing
@@ -265,6 +268,12 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 		return "", err
 	}
 	m.cfg.Log.Info("fabric made", "fabric", roster.Fabric, "name", name)
+	if m.cfg.Founded != nil {
+		if err := m.cfg.Founded(ctx); err != nil {
+			m.cfg.Log.Error("the fabric is made, and other hosts cannot join it", "err", err)
+			m.fault("fabric_closed", problem.Of("other hosts cannot join the fabric until this node starts again", err))
+		}
+	}
 	m.live()
 	return roster.Fabric, nil
 }

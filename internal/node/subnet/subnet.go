@@ -86,6 +86,7 @@ type Subnet struct {
 	inboxFull atomic.Uint64 // datagrams that found the inbox full
 
 	// The trunks to other nodes: the link of lane 0, and the sender of each lane. nil: there are no peers.
+	listens atomic.Bool // trunks has its sockets
 	trunks  *udp.Link
 	senders []*udp.Sender
 	trunkMu sync.Mutex     // held while a trunk is added or removed; it precedes no other lock

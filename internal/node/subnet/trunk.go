@@ -32,6 +32,8 @@ type TrunkConfig struct {
 	Port uint16
 	// Grows: AddTrunk may follow, with peers of either address family.
 	Grows bool
+	// Later: no socket is opened before Listen.
+	Later bool
 	// Trust authenticates the peers; Mode is the weakest that this node accepts.
 	Trust handshake.Trust
 	Mode  seal.Mode
@@ -42,7 +44,7 @@ type TrunkConfig struct {
 
 // OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
 func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
-	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Trust: c.Trust, Mode: c.Mode, Name: c.Name,
+	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Later: c.Later, Trust: c.Trust, Mode: c.Mode, Name: c.Name,
 		Version: c.Version,
 		Event:   s.trunkEvent}
 	for _, a := range peers {
@@ -52,6 +54,35 @@ func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
 	if s.trunks, err = udp.Open(l); err != nil {
 		return fmt.Errorf("open the trunks: %w", err)
 	}
+	s.listens.Store(!c.Later)
+	return nil
+}
+
+// Listen opens the sockets of trunks that have none yet (TrunkConfig.Later), so that AddTrunk may follow. On an error there
+// is none. The lanes run; no lane may call it.
+func (s *Subnet) Listen() (err error) {
+	s.trunkMu.Lock()
+	defer s.trunkMu.Unlock()
+	var in, out []int
+	if e := s.lanes.First().Query(func() {
+		if s.trunks.Listens() {
+			return
+		}
+		if err = s.trunks.Listen(); err == nil {
+			in, out = s.trunks.FDs()
+		}
+	}); e != nil || err != nil {
+		return errors.Join(e, err)
+	}
+	for i, l := range s.lanes.All() {
+		if i > 0 {
+			in = nil // lane 0 receives
+		}
+		if e := l.Query(func() { err = l.WatchTrunks(in, out) }); e != nil || err != nil {
+			return errors.Join(e, err)
+		}
+	}
+	s.listens.Store(true)
 	return nil
 }
 
@@ -62,8 +93,11 @@ func (s *Subnet) CloseTrunks() {
 	}
 }
 
-// TrunkLink is the link of the trunks, which belongs to lane 0; nil where there are none.
+// TrunkLink is the link of the trunks, which belongs to lane 0.
 func (s *Subnet) TrunkLink() *udp.Link { return s.trunks }
+
+// HasTrunks reports whether the node receives from other nodes, or would. Any goroutine may call it.
+func (s *Subnet) HasTrunks() bool { return s.listens.Load() }
 
 // Sender returns the sender of a lane, which belongs to it.
 func (s *Subnet) Sender(lane int) *udp.Sender { return s.senders[lane] }
@@ -238,7 +272,7 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 			list = append(list, d)
 		}
 	}
-	if s.trunks == nil {
+	if !s.HasTrunks() {
 		return list, nil
 	}
 	list = append(list, s.trusts...)

@@ -46,6 +46,8 @@ type Config struct {
 	// Grows has sockets of both address families opened, so that peers of either can be added. Otherwise there are
 	// those of the families of Peers.
 	Grows bool
+	// Later has no socket opened before Listen. There are no Peers then.
+	Later bool
 	// RecvBuffer is the requested size of each socket's receive buffer in bytes; 16 MiB if 0. Degraded
 	// reports a much smaller actual size.
 	RecvBuffer int
@@ -131,12 +133,15 @@ func Open(cfg Config) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open trunks: %w", err)
 	}
-	for f := range l.fd {
-		if cfg.Grows {
-			if err := l.openFamily(f, cfg.RecvBuffer); err != nil && !udpsock.Unsupported(err) {
-				l.Close()
-				return nil, openError(l.port, err)
-			}
+	switch {
+	case cfg.Later && len(cfg.Peers) > 0:
+		return nil, errors.New("open trunks: there are peers, and no socket for them")
+	case cfg.Later:
+		return l, nil
+	case cfg.Grows:
+		if err := l.openFamilies(); err != nil {
+			l.Close()
+			return nil, err
 		}
 	}
 	for _, p := range cfg.Peers {
@@ -147,6 +152,29 @@ func Open(cfg Config) (*Link, error) {
 	}
 	l.initRecv()
 	return l, nil
+}
+
+// Listen opens the sockets of a Link that was opened without (Config.Later). FDs are those descriptors from then on. On an
+// error there is none.
+func (l *Link) Listen() error {
+	if err := l.openFamilies(); err != nil {
+		return errors.Join(err, l.closeSockets())
+	}
+	l.initRecv()
+	return nil
+}
+
+// Listens reports whether the Link has its sockets.
+func (l *Link) Listens() bool { return l.inMsg != nil }
+
+// openFamilies opens the sockets of the address families that the host has.
+func (l *Link) openFamilies() error {
+	for f := range l.fd {
+		if err := l.openFamily(f, l.recvBuf); err != nil && !udpsock.Unsupported(err) {
+			return openError(l.port, err)
+		}
+	}
+	return nil
 }
 
 // AddPeer adds a peer and returns its index, which may be that of one that was removed. Senders reach it at once. The
@@ -316,6 +344,11 @@ func (l *Link) Close() error {
 	for i := range l.peers {
 		errs = append(errs, l.peers[i].closeProbe())
 	}
+	return errors.Join(append(errs, l.closeSockets())...)
+}
+
+func (l *Link) closeSockets() error {
+	var errs []error
 	for f, fd := range l.fd {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
