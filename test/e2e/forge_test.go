@@ -36,8 +36,14 @@ const forgeStream = trunks.MaxStreams - 1
 //   - node: a program that may listen and send where a node does, and so knows the session of its trunk;
 //   - guess: one that may send from a node's address, but not listen;
 //   - stranger: one with an address of its own.
+//
+// "repeat IF ADDRESS COUNT", of which the trunks may have keys, is another: see repeat.
 func serveForge(what string) int {
-	if err := forge(strings.Fields(what)); err != nil {
+	do, args := forge, strings.Fields(what)
+	if args[0] == "repeat" {
+		do = repeat
+	}
+	if err := do(args); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -59,19 +65,16 @@ func forge(f []string) error {
 	if who == "guess" {
 		h.Index ^= 0x5a5a
 	}
-	sock, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	sock, err := rawSocket()
 	if err != nil {
 		return err
 	}
 	send := func(body []byte) error {
 		h.Number = number
 		number++
-		b := make([]byte, udpHeader+trunks.HeaderLen, udpHeader+trunks.HeaderLen+len(body))
-		binary.BigEndian.PutUint16(b, trunks.DefaultPort)
-		binary.BigEndian.PutUint16(b[2:], trunks.DefaultPort)
-		binary.BigEndian.PutUint16(b[4:], uint16(cap(b))) // and no checksum
-		h.Put(b[udpHeader:])
-		return unix.Sendto(sock, append(b, body...), 0, &unix.SockaddrInet4{Addr: to.As4()})
+		b := make([]byte, trunks.HeaderLen, trunks.HeaderLen+len(body))
+		h.Put(b)
+		return sock.send(to, append(b, body...))
 	}
 	h.Kind, h.Stream = trunks.Data, forgeStream
 	for _, text := range f[4:] {
@@ -90,12 +93,37 @@ func forge(f []string) error {
 
 const udpHeader = 8
 
-// captureHeader waits for a datagram that the node here sends to another, and returns its header: of which
-// session it is.
+// rawSock sends datagrams as a node does, from its port, beside it.
+type rawSock int
+
+func rawSocket() (rawSock, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	return rawSock(s), err
+}
+
+func (s rawSock) send(to netip.Addr, datagram []byte) error {
+	b := make([]byte, udpHeader, udpHeader+len(datagram))
+	binary.BigEndian.PutUint16(b, trunks.DefaultPort)
+	binary.BigEndian.PutUint16(b[2:], trunks.DefaultPort)
+	binary.BigEndian.PutUint16(b[4:], uint16(cap(b))) // and no checksum
+	return unix.Sendto(int(s), append(b, datagram...), 0, &unix.SockaddrInet4{Addr: to.As4()})
+}
+
+// captureHeader waits for a datagram of a session that the node here sends to another, and returns its header.
 func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
+	err = captureDatagrams(ifname, to, func(_ []byte, of trunks.Header) bool {
+		h = of
+		return false
+	})
+	return h, err
+}
+
+// captureDatagrams calls f with each datagram of a session that the node here sends to another, while f returns true.
+// A datagram is valid during the call.
+func captureDatagrams(ifname string, to netip.Addr, f func(datagram []byte, h trunks.Header) bool) error {
 	i, err := net.InterfaceByName(ifname)
 	if err != nil {
-		return h, err
+		return err
 	}
 	// What a host itself sends is seen by listeners to everything alone.
 	var proto [2]byte
@@ -106,22 +134,24 @@ func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 		err = unix.Bind(sock, &unix.SockaddrLinklayer{Ifindex: i.Index, Protocol: all})
 	}
 	if err != nil {
-		return h, err
+		return err
 	}
+	defer unix.Close(sock)
 	b, ip4 := make([]byte, 64<<10), to.As4()
 	for {
 		n, _, err := unix.Recvfrom(sock, b, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		} else if err != nil {
-			return h, err
+			return err
 		}
 		const ipHeader = 20
 		if n < ipHeader+udpHeader || b[0] != 0x45 || b[9] != unix.IPPROTO_UDP || !bytes.Equal(b[16:20], ip4[:]) {
 			continue
 		}
-		if _, why := h.Parse(b[ipHeader+udpHeader : n]); why == trunks.OK {
-			return h, nil
+		var h trunks.Header
+		if _, why := h.Parse(b[ipHeader+udpHeader : n]); why == trunks.OK && !f(b[ipHeader+udpHeader:n], h) {
+			return nil
 		}
 	}
 }
