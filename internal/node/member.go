@@ -40,13 +40,21 @@ func newMembership(n *Node) *membership.Membership {
 		Now:          time.Now,
 		Durable:      n.cfg.StoreKind() != config.StoreMemory,
 		Store:        func() (store.Store, error) { return n.mgmt.Store() },
-		StoreAddress: func() string { return n.mgmt.StoreAddress() },
+		StoreAddress: n.storeAddress,
 		Users:        n.users,
 		Drain:        func(on, force bool) { n.sessions.Drain(on, force) },
 		Rekey:        func(ctx context.Context) error { return n.mgmt.ReplaceMKey(ctx) },
+		Roster:       n.followRoster,
 		MayFound:     n.mayFound,
 		Founded:      n.founded,
 	})
+}
+
+// followRoster makes the trunks those to the members of a roster.
+func (n *Node) followRoster(r *member.Roster) {
+	if n.mesh != nil {
+		n.mesh.Follow(r)
+	}
 }
 
 // mayFound returns why this node cannot be the first member of a fabric.
@@ -67,12 +75,15 @@ func (n *Node) founded(ctx context.Context) error {
 // shared is the node's part in the store of its fabric.
 func (n *Node) shared() *mgmt.Fabric {
 	roster := n.member.Roster()
+	key := member.GUIDKey(n.identity) // names change
 	f := &mgmt.Fabric{
-		Name:      n.member.Name(),
-		Key:       member.GUIDKey(n.identity),
+		Name:      key,
+		Key:       key,
 		Listen:    fmt.Sprintf(":%d", n.cfg.StorePort),
-		Advertise: hostnet.Addresses(uint16(n.cfg.StorePort), 1)[0],
+		Advertise: n.storeAddress(),
+		Joins:     len(roster.Members) > 1,
 		Security:  n.storeSecurity(),
+		Label:     n.member.Label,
 	}
 	for _, at := range roster.Stores() {
 		if at != f.Advertise {
@@ -85,6 +96,14 @@ func (n *Node) shared() *mgmt.Fabric {
 		}
 	}
 	return f
+}
+
+// storeAddress is where the store of this node serves members, or will once the node is one.
+func (n *Node) storeAddress() string {
+	if n.cfg.StoreKind() != config.StoreEmbedded {
+		return ""
+	}
+	return hostnet.Addresses(uint16(n.cfg.StorePort), 1)[0]
 }
 
 // self is what this node is to other members.
@@ -105,7 +124,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 			if err != nil {
 				return etcd.Caller{}, err
 			}
-			return etcd.Caller{Name: claims.Name, Voter: claims.Roles.Has(member.Voter),
+			return etcd.Caller{Name: member.GUIDKey(claims.GUID), Voter: claims.Roles.Has(member.Voter),
 				Access: func(key, end string, write bool) error {
 					if p := member.MayAccess(claims, key, end, write); p != nil {
 						return p

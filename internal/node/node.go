@@ -33,6 +33,7 @@ import (
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/membership"
+	"weft/internal/node/mesh"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -65,6 +66,7 @@ type Node struct {
 
 	mgmt     *mgmt.Network
 	member   *membership.Membership
+	mesh     *mesh.Mesh // nil: the node is in no subnet
 	intent   *intent.Store
 	stop     context.CancelCauseFunc
 	captures *control.Captures
@@ -129,6 +131,9 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 	}
 	if err := n.mgmt.Start(ctx); err != nil {
 		return err
+	}
+	if n.mesh != nil {
+		n.mesh.Start()
 	}
 	if err := n.member.Start(ctx); err != nil {
 		return err
@@ -271,6 +276,9 @@ var errEnd = errors.New("the node was asked to end")
 // close ends the manager, the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
 	n.member.Close()
+	if n.mesh != nil {
+		n.mesh.Close()
+	}
 	n.mgmt.Close()
 	n.cm.Close()
 	if n.sub != nil {

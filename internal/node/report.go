@@ -19,6 +19,7 @@ import (
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/membership"
+	"weft/internal/node/mesh"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -50,6 +51,7 @@ type reporter struct {
 	connections *conn.Service
 	network     *mgmt.Network
 	member      *membership.Membership
+	mesh        *mesh.Mesh // nil: the node is in no subnet
 	cards       *vmcard.Cards
 	subnet      *subnet.Subnet // nil: the node is in no subnet
 	ip          *ipif.Host     // nil: the same

@@ -25,6 +25,7 @@ func (r *reporter) degraded(ctx context.Context, s *api.Status) (list []api.Degr
 		sure(r.portsDegraded),
 		sure(r.groups.degraded),
 		sure(r.member.Degraded),
+		sure(r.meshDegraded),
 		sure(r.addressesDegraded),
 		sure(func() []api.Degraded { return r.ip.Degraded(s.IPLinks) }),
 		sure(func() []api.Degraded { return r.vesw.Degraded(s.VESWInterfaces) }),
@@ -133,4 +134,12 @@ func (r *reporter) fixNotActive(port ib.GUID) string {
 		return fmt.Sprintf("weft run -- opensm -g 0x%016x", uint64(port))
 	}
 	return "weft up --sm auto, on this node or another of the subnet"
+}
+
+// meshDegraded lists members without a trunk.
+func (r *reporter) meshDegraded() []api.Degraded {
+	if r.mesh == nil {
+		return nil
+	}
+	return r.mesh.Degraded()
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
@@ -19,6 +20,7 @@ import (
 	"weft/internal/node/intent"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
+	"weft/internal/node/mesh"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -91,6 +93,8 @@ func (n *Node) openSubnet() (err error) {
 			return err
 		}
 	}
+	n.mesh = mesh.New(mesh.Config{Self: n.identity, Trunks: memberTrunks{n.sub}, Plan: mesh.All,
+		Log: n.log.With("part", "mesh"), Now: time.Now})
 	return n.openTrunks()
 }
 
@@ -228,7 +232,7 @@ func (n *Node) openFunctions() {
 func (n *Node) openReports() {
 	n.reports = &reporter{settings: n.cfg, identity: n.identity, started: n.started, ready: n.ready.Load, wall: n.wall,
 		host: n.table.Load, functions: n.all, table: n.funcs, lanes: n.lanes, sessions: n.sessions, groups: n.groups,
-		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, member: n.member,
+		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, member: n.member, mesh: n.mesh,
 		subnet: n.sub, ip: n.ip, vesw: n.vesw, cards: n.cards}
 }
 

@@ -5,15 +5,18 @@ package node
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"net/netip"
 	"os"
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/trunk/handshake"
 	"weft/internal/fabric/trunk/seal"
 	"weft/internal/fabric/trunk/trust"
 	"weft/internal/mgmt/member/peer"
 	"weft/internal/node/subnet"
+	"weft/internal/proto/ib"
 )
 
 // memberTrust authenticates the other ends of trunks by their certificates, as members of this node's fabric.
@@ -30,6 +33,23 @@ func (t memberTrust) Verify(now time.Time, chain []*x509.Certificate) (handshake
 	}
 	return handshake.Identity{Node: c.GUID, Name: c.Name}, nil
 }
+
+// memberTrunks are the trunks to members of this node's fabric.
+type memberTrunks struct{ sub *subnet.Subnet }
+
+// Add implements mesh.Trunks.
+func (t memberTrunks) Add(name string, node ib.GUID, at netip.AddrPort) (int, error) {
+	return t.sub.AddTrunk(name, udp.Peer{Addr: at, Anywhere: !at.IsValid(), Node: node})
+}
+
+// Move implements mesh.Trunks.
+func (t memberTrunks) Move(trunk int, at netip.AddrPort) error { return t.sub.MoveTrunk(trunk, at) }
+
+// Remove implements mesh.Trunks.
+func (t memberTrunks) Remove(trunk int) error { return t.sub.RemoveTrunk(trunk) }
+
+// Up implements mesh.Trunks.
+func (t memberTrunks) Up(trunk int) (bool, error) { return t.sub.TrunkUp(trunk) }
 
 // peersOrMember refuses trunks of both kinds in one node: those of a laboratory by --peer, and those of a fabric.
 func peersOrMember(peers, key bool, who string) error {

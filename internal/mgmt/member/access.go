@@ -23,6 +23,10 @@ const (
 	TreeGone   = "member/removed" // hexadecimal Key: Gone
 	TreeReport = "member/report"  // GUID: Report, written by the member itself
 
+	// What members write for the replication of the store, below their GUIDs.
+	TreeStoreMember  = "store/member"
+	TreeStorePresent = "store/present"
+
 	treeMKeys   = "subnet/m_key"
 	treeHistory = "history"
 )
@@ -53,8 +57,8 @@ var rules = []rule{
 	{tree: TreeGone, write: Voter},
 	{tree: "subnet", write: Manager},
 	{tree: "election", write: Manager},
-	{tree: "store/member", own: true, write: Voter},
-	{tree: "store/present", own: true, write: Voter},
+	{tree: TreeStoreMember, own: true, write: Voter},
+	{tree: TreeStorePresent, own: true, write: Voter},
 	{tree: "store", write: Voter},
 	{tree: "node", own: true},
 	{tree: treeHistory, read: Voter | Manager | Administrator, write: Manager},

@@ -49,7 +49,8 @@ type Config struct {
 	Durable bool
 	// Store is the store of the fabric, nil where there is none yet; missing is why.
 	Store func() (s store.Store, missing error)
-	// StoreAddress is HOST:PORT at which the node's store serves members, empty where it does not; nil: never.
+	// StoreAddress is HOST:PORT at which the node's store serves members, or will once the node is one; empty where it is
+	// an etcd elsewhere; nil: never.
 	StoreAddress func() string
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
@@ -57,6 +58,8 @@ type Config struct {
 	Drain func(on, force bool)
 	// Rekey replaces the subnet's M_Key.
 	Rekey func(context.Context) error
+	// Roster is called with each roster that the node follows; nil: nothing follows it.
+	Roster func(*member.Roster)
 	// MayFound returns why the node cannot be the first member of a fabric; nil: it can. Founded opens the node to other
 	// members when it is the first; nil: nothing is to be opened.
 	MayFound func() error
@@ -171,6 +174,18 @@ func (m *Membership) Name() string {
 	return m.kept.Name
 }
 
+// Label is the name of the member with a GUID as keys have it; the GUID where no member has it.
+func (m *Membership) Label(key string) string {
+	if r := m.roster.Load(); r != nil {
+		for i := range r.Members {
+			if x := &r.Members[i]; member.GUIDKey(x.GUID) == key {
+				return x.Name
+			}
+		}
+	}
+	return key
+}
+
 // Start starts what a member does: answer hosts, renew its certificate, report, follow the roster. A node in no fabric
 // does nothing until it makes one.
 func (m *Membership) Start(ctx context.Context) error {
@@ -185,6 +200,7 @@ func (m *Membership) Start(ctx context.Context) error {
 
 // live starts the goroutines of a member.
 func (m *Membership) live() {
+	m.follows(m.roster.Load())
 	m.work.Go(m.follow)
 	m.work.Go(m.followReports)
 	m.work.Go(m.run)
@@ -236,6 +252,21 @@ func (m *Membership) Summary() string {
 		}
 	}
 	return fmt.Sprintf("%s of fabric %s, one of %d%s%s", name, r.Fabric, len(r.Members), state, roles)
+}
+
+// follows has the node follow a roster.
+func (m *Membership) follows(r *member.Roster) {
+	if m.cfg.Roster != nil {
+		m.cfg.Roster(r)
+	}
+}
+
+// storeAddress is Config.StoreAddress.
+func (m *Membership) storeAddress() string {
+	if m.cfg.StoreAddress == nil {
+		return ""
+	}
+	return m.cfg.StoreAddress()
 }
 
 // Close ends all of it.
@@ -397,6 +428,7 @@ func (m *Membership) accept(r *member.Roster) {
 	}
 	m.fault("member_store", nil)
 	m.roster.Store(r)
+	m.follows(r)
 	if err := m.dir.SaveRoster(r); err != nil {
 		m.fault("member_disk", problem.Of("cannot keep the roster", err))
 	} else {

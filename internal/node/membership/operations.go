@@ -247,7 +247,7 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 	}
 	r := registry.New(registry.Config{Store: s, Now: m.cfg.Now, GUID: m.cfg.GUID, Identity: id, Rekey: m.cfg.Rekey})
 	cert, err := r.Found(ctx, registry.Founder{Name: name, By: "the first member",
-		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses)})
+		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses), Store: m.storeAddress()})
 	if err != nil {
 		return "", err
 	}

@@ -220,9 +220,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 	p := member.Report{GUID: m.cfg.GUID, Incarnation: m.incarnation, Program: m.cfg.Program,
 		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses), Users: users,
 		Signed: signedBy(m.cert.Load().Leaf, roster)}
-	if m.cfg.StoreAddress != nil {
-		p.Store = m.cfg.StoreAddress()
-	}
+	p.Store = m.storeAddress()
 	if n := len(users); n > member.MaxUsers {
 		p.Users, p.More = users[:member.MaxUsers], n-member.MaxUsers
 	}

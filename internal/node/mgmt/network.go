@@ -47,13 +47,24 @@ type Config struct {
 
 // Fabric is what a node needs to share the store with the other members of its fabric: one store on all of them.
 type Fabric struct {
-	Name      string   // of the member, unique in the fabric
+	Name      string   // of the member, unique in the fabric, and the same for ever
 	Key       string   // the last part of the keys that only this member writes
 	Listen    string   // HOST:PORT of the store's listener
 	Advertise string   // HOST:PORT where other members reach it
-	Seeds     []string // HOST:PORT of members that have the store; none: this is the first
+	Seeds     []string // HOST:PORT of members that have the store
+	Joins     bool     // it never makes a store: another member has it
 	Unable    bool     // it holds no copy: it has no disk, or others do not reach it
 	Security  *etcd.Security
+	// Label is the name of a member for people, by Name; nil: Name is.
+	Label func(name string) string
+}
+
+// label is the name of a member for people.
+func (f *Fabric) label(name string) string {
+	if f == nil || f.Label == nil {
+		return name
+	}
+	return f.Label(name)
 }
 
 // Network is the management of a subnet by its node. Its methods may be called on any goroutine but lanes and the
@@ -109,14 +120,6 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 		return storeError(err)
 	}
 	return nil
-}
-
-// StoreAddress is HOST:PORT at which this node's store serves members, empty where it does not.
-func (n *Network) StoreAddress() string {
-	if f := n.fabric.Load(); f != nil && n.storeMember != nil {
-		return f.Advertise
-	}
-	return ""
 }
 
 // Store is the store, nil where there is none; missing is why, where there should be one.

@@ -44,7 +44,7 @@ func (n *Network) openStore(ctx context.Context) error {
 			Settings: voters.Settings{ReplaceAfter: n.cfg.Settings.StoreReplaceAfter}, Log: log}
 		if f := n.fabric.Load(); f != nil {
 			c.Name, c.Key, c.Listen, c.Advertise = f.Name, f.Key, f.Listen, f.Advertise
-			c.Seeds, c.Unable, c.Security = f.Seeds, f.Unable, f.Security
+			c.Seeds, c.Joins, c.Unable, c.Security = f.Seeds, f.Joins, f.Unable, f.Security
 		} else {
 			c.ListenURL = n.cfg.Settings.StoreListen
 		}
@@ -202,7 +202,7 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	}
 	if m := n.storeMember; m != nil {
 		if p := m.Part(); p.Alone {
-			return []api.Degraded{noMajority(&p)}
+			return []api.Degraded{noMajority(&p, n.fabric.Load())}
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, StorePatience)
@@ -221,11 +221,11 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 }
 
 // noMajority is what a node with a copy of the store reports when the group has lost its majority.
-func noMajority(p *etcd.MemberStatus) api.Degraded {
+func noMajority(p *etcd.MemberStatus, f *Fabric) api.Degraded {
 	var names []string
 	for _, r := range p.Replicas {
 		if !r.Learner {
-			names = append(names, r.Name)
+			names = append(names, f.label(r.Name))
 		}
 	}
 	return api.Degraded{What: "store_no_majority",

@@ -50,7 +50,7 @@ func (n *Network) describeStore(s store.Status) api.Store {
 		case r.Name == p.Leader:
 			role = "leader"
 		}
-		v.Replicas = append(v.Replicas, api.StoreReplica{Member: r.Name, URL: r.URL, Role: role})
+		v.Replicas = append(v.Replicas, api.StoreReplica{Member: n.fabric.Load().label(r.Name), URL: r.URL, Role: role})
 	}
 	return v
 }

@@ -177,6 +177,25 @@ func (s *Subnet) plugTrunk(peer int, name string) error {
 	return nil
 }
 
+// MoveTrunk sets the address at which the other end of a trunk is reached from now on. No lane may call it.
+func (s *Subnet) MoveTrunk(peer int, at netip.AddrPort) (err error) {
+	s.trunkMu.Lock()
+	defer s.trunkMu.Unlock()
+	if e := s.lanes.First().Query(func() { err = s.trunks.SetAddr(peer, at) }); e != nil || err != nil {
+		return errors.Join(e, err)
+	}
+	for _, l := range s.lanes.All() {
+		l.Post(func() { l.Net.SetTrunkPeer(peer, ib.GIDFromAddr(at.Addr().WithZone(""))) })
+	}
+	return nil
+}
+
+// TrunkUp reports whether a trunk is up. No lane may call it.
+func (s *Subnet) TrunkUp(peer int) (up bool, err error) {
+	err = s.Do(func() { up = s.peers[peer].up })
+	return up, err
+}
+
 // RemoveTrunk ends the trunk to a peer at once and frees its port. No lane may call it.
 func (s *Subnet) RemoveTrunk(peer int) error {
 	s.trunkMu.Lock()

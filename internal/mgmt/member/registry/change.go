@@ -244,7 +244,10 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 		}
 		g := plan.Gone.GUID
 		ops = append(ops, store.DeleteOp(recordKey(g)), store.DeleteOp(reportKey(g)),
-			store.DeleteOp(nameKey(plan.Gone.Name)))
+			store.DeleteOp(nameKey(plan.Gone.Name)),
+			// Its replica of the store leaves the group.
+			store.DeleteOp(member.TreeStoreMember+"/"+member.GUIDKey(g)),
+			store.DeleteOp(member.TreeStorePresent+"/"+member.GUIDKey(g)))
 		for _, c := range v.fabric.CAs {
 			ops = append(ops, store.DeleteOp(sealedKey(c.Epoch, g)))
 		}

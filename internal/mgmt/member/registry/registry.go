@@ -135,7 +135,7 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		if ok && len(p.Addresses) > 0 {
 			m.Addresses = p.Addresses
 		}
-		if ok {
+		if ok && p.Store != "" {
 			m.Store = p.Store
 		}
 	}
@@ -241,6 +241,7 @@ func (r *Registry) FollowReports(ctx context.Context, f func()) error {
 type Founder struct {
 	Name      string
 	Addresses []string
+	Store     string // HOST:PORT at which its store will serve members; empty: the store is an etcd elsewhere
 	By        string
 	Policy    member.Policy // zero: DefaultPolicy
 }
@@ -272,7 +273,7 @@ func (r *Registry) Found(ctx context.Context, f Founder) (cert []byte, err error
 	}
 	fabric := member.Fabric{ID: id, Made: now, Policy: f.Policy, CAs: []member.CA{ca.CA(member.CASigning, now)}}
 	record := member.Record{GUID: r.cfg.GUID, Name: f.Name, Key: me.Key(), Certificate: cert, Roles: member.HostRoles,
-		State: member.Active, Addresses: f.Addresses, Epochs: []uint32{1}, Joined: now, By: f.By}
+		State: member.Active, Addresses: f.Addresses, Store: f.Store, Epochs: []uint32{1}, Joined: now, By: f.By}
 	ops, err := join(
 		put(member.KeyFabric, fabric),
 		put(sealedKey(1, r.cfg.GUID), sealed),

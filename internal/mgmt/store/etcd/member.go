@@ -45,6 +45,7 @@ type MemberConfig struct {
 	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
 	// a new group.
 	Seeds     []string
+	Joins     bool // it never makes a group, also without Seeds
 	Unable    bool // it never holds a replica: it has no disk, or others do not reach it
 	Settings  voters.Settings
 	Namespace string
@@ -233,7 +234,7 @@ func (m *Member) begin(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.hasFiles() || len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
+	if m.hasFiles() || !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
 		if err := m.startReplica(ctx, nil); err != nil {
 			return err
 		}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mesh keeps the trunks of a member as the fabric has members: it adds those that are missing, removes those to
+// hosts that are no members, and finds the address at which each other member is reached.
+//
+// What comes in: the roster, each time it changed, and the state of each trunk; what goes out: calls of Trunks. The node
+// starts it after the lanes and closes it before. It decides nothing about identity: the handshake of a trunk does, by
+// the certificate of the member with the GUID that the trunk is for.
+package mesh
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/member"
+	"weft/internal/proto/ib"
+)
+
+// Times of the work below.
+const (
+	lookEvery = time.Second
+	// patience is how long a trunk that is down stays at one address of a peer with several.
+	patience = 3 * time.Second
+	// lookup bounds the resolution of the names of one member.
+	lookup = 2 * time.Second
+)
+
+// Trunks are the trunks of the node. Its methods may wait for a lane.
+type Trunks interface {
+	// Add opens a trunk to the member with a GUID, at an address, or where it is not valid, from wherever that member
+	// begins. It returns the trunk's number.
+	Add(name string, node ib.GUID, at netip.AddrPort) (int, error)
+	// Move sets the address at which the other end is reached.
+	Move(trunk int, at netip.AddrPort) error
+	Remove(trunk int) error
+	// Up reports whether a trunk is up.
+	Up(trunk int) (bool, error)
+}
+
+// Plan returns the members of a roster that a node has trunks to.
+type Plan func(r *member.Roster, self ib.GUID) []ib.GUID
+
+// Config is what a mesh needs from its node.
+type Config struct {
+	Self   ib.GUID
+	Trunks Trunks
+	Plan   Plan
+	Log    *slog.Logger
+	Now    func() time.Time // for intervals only
+	// Resolve returns the addresses of a host name; nil: the system's resolver.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+}
+
+// Mesh keeps the trunks of a member. Its methods may be called on any goroutine but lanes and the management goroutine.
+type Mesh struct {
+	cfg    Config
+	ctx    context.Context
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+	latest chan *member.Roster // of length 1: the newest
+
+	mu     sync.Mutex // guards what follows; it is held for no call
+	status []api.Degraded
+
+	// Of the goroutine of run.
+	roster *member.Roster
+	ends   map[ib.GUID]*end
+}
+
+// end is the trunk to a member.
+type end struct {
+	name  string
+	key   member.Key
+	trunk int
+	// dials: this node sends to addresses of the other; else it waits for the other to begin.
+	dials bool
+	list  []netip.AddrPort // where the other may be reached; without an order of merit
+	at    int              // the one in use
+	since time.Time        // that it is in use, or that the trunk was last seen up
+	why   error            // why there is no trunk; nil: there is one
+}
+
+// New returns a mesh without trunks.
+func New(c Config) *Mesh {
+	if c.Resolve == nil {
+		c.Resolve = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		}
+	}
+	m := &Mesh{cfg: c, latest: make(chan *member.Roster, 1), ends: map[ib.GUID]*end{}}
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	return m
+}
+
+// Start keeps the trunks until Close.
+func (m *Mesh) Start() { m.work.Go(m.run) }
+
+// Close ends the work. The trunks stay.
+func (m *Mesh) Close() {
+	m.stop()
+	m.work.Wait()
+}
+
+// Follow hands over a roster, which takes the place of the one before.
+func (m *Mesh) Follow(r *member.Roster) {
+	for {
+		select {
+		case m.latest <- r:
+			return
+		default:
+		}
+		select {
+		case <-m.latest:
+		default:
+		}
+	}
+}
+
+// Degraded lists the members to which the node should have a trunk and has none. A trunk that is down is not listed: it
+// is reported with the trunks.
+func (m *Mesh) Degraded() []api.Degraded {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.status)
+}
+
+func (m *Mesh) run() {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case m.roster = <-m.latest:
+		case <-tick.C:
+		}
+		if m.roster != nil {
+			m.step()
+		}
+	}
+}
+
+// step makes the trunks those of the plan, and has those that are down try other addresses.
+func (m *Mesh) step() {
+	self := m.own()
+	var plan []ib.GUID
+	if self != nil { // a host that was removed has no trunk any more
+		plan = m.cfg.Plan(m.roster, m.cfg.Self)
+	}
+	want := map[ib.GUID]*member.Record{}
+	for _, g := range plan {
+		for i := range m.roster.Members {
+			if x := &m.roster.Members[i]; x.GUID == g && g != m.cfg.Self {
+				want[g] = x
+			}
+		}
+	}
+	for g, e := range m.ends {
+		if x := want[g]; x == nil || x.Key != e.key {
+			m.remove(g, e)
+		}
+	}
+	for i := range m.roster.Members {
+		x := want[m.roster.Members[i].GUID]
+		if x == nil {
+			continue
+		}
+		if e := m.ends[x.GUID]; e == nil || e.why != nil {
+			m.add(self, x)
+		} else {
+			m.tend(x, e)
+		}
+	}
+	m.report()
+}
+
+// own is the record of this node, nil where it is no member.
+func (m *Mesh) own() *member.Record {
+	for i := range m.roster.Members {
+		if x := &m.roster.Members[i]; x.GUID == m.cfg.Self {
+			return x
+		}
+	}
+	return nil
+}
+
+// dials reports whether a begins the trunk between two members. A leaf may be behind a translation of addresses, so that
+// only it can begin.
+func dials(a, b *member.Record) bool {
+	if x, y := a.Roles.Has(member.Leaf), b.Roles.Has(member.Leaf); x != y {
+		return x
+	}
+	return a.GUID < b.GUID
+}
+
+func (m *Mesh) add(self, x *member.Record) {
+	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now()}
+	var at netip.AddrPort
+	if e.dials {
+		if e.list, e.why = m.addresses(x); e.why == nil {
+			at = e.list[0]
+		}
+	}
+	if e.why == nil {
+		e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, at)
+	}
+	for e.why != nil && e.at+1 < len(e.list) { // such as one of a family without a socket
+		e.at++
+		e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, e.list[e.at])
+	}
+	if old := m.ends[x.GUID]; e.why != nil && (old == nil || old.why.Error() != e.why.Error()) {
+		m.cfg.Log.Warn("no trunk", "member", x.Name, "err", e.why)
+	} else if e.why == nil {
+		m.cfg.Log.Info("trunk added", "member", x.Name, "address", at)
+	}
+	m.ends[x.GUID] = e
+}
+
+// tend has a trunk that is down try the next address, after patience at one.
+func (m *Mesh) tend(x *member.Record, e *end) {
+	now := m.cfg.Now()
+	up, err := m.cfg.Trunks.Up(e.trunk)
+	if err != nil || up || !e.dials {
+		e.since = now
+		return
+	}
+	if now.Sub(e.since) < patience {
+		return
+	}
+	e.since = now
+	list, err := m.addresses(x)
+	if err != nil {
+		return // the address in use stays
+	}
+	old := e.list[e.at]
+	e.list = list
+	e.at = slices.Index(list, old) // -1: it is no address any more
+	for range list {
+		if e.at = (e.at + 1) % len(list); list[e.at] == old || m.cfg.Trunks.Move(e.trunk, list[e.at]) == nil {
+			return
+		}
+	}
+}
+
+// addresses are those at which a member may be reached, resolved.
+func (m *Mesh) addresses(x *member.Record) (list []netip.AddrPort, err error) {
+	ctx, stop := context.WithTimeout(m.ctx, lookup)
+	defer stop()
+	for _, a := range x.Addresses {
+		if at, e := netip.ParseAddrPort(a); e == nil {
+			list = append(list, at)
+			continue
+		}
+		host, port, e := net.SplitHostPort(a)
+		if e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		n, e := net.DefaultResolver.LookupPort(ctx, "udp", port)
+		if e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		ips, e := m.cfg.Resolve(ctx, host)
+		err = errors.Join(err, e)
+		for _, ip := range ips {
+			list = append(list, netip.AddrPortFrom(ip.Unmap(), uint16(n)))
+		}
+	}
+	switch {
+	case len(list) > 0:
+		return list, nil
+	case err == nil:
+		err = errors.New("no address of it is known")
+	}
+	return nil, err
+}
+
+func (m *Mesh) remove(g ib.GUID, e *end) {
+	if e.why == nil {
+		if err := m.cfg.Trunks.Remove(e.trunk); err != nil {
+			m.cfg.Log.Error("a trunk could not be removed", "member", e.name, "err", err)
+			return // next time
+		}
+		m.cfg.Log.Info("trunk removed", "member", e.name)
+	}
+	delete(m.ends, g)
+}
+
+func (m *Mesh) report() {
+	var list []api.Degraded
+	for _, e := range m.ends {
+		if e.why != nil {
+			list = append(list, api.Degraded{What: "no_trunk", Why: "no trunk to " + e.name + ": " + e.why.Error(),
+				Fix: "weft member list; weft trunk"})
+		}
+	}
+	slices.SortFunc(list, func(a, b api.Degraded) int {
+		if a.Why < b.Why {
+			return -1
+		}
+		return 1
+	})
+	m.mu.Lock()
+	m.status = list
+	m.mu.Unlock()
+}
+
+// All is the plan of a full mesh: each member has a trunk to each other one, but leaves not to leaves.
+func All(r *member.Roster, self ib.GUID) (list []ib.GUID) {
+	leaf := false
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == self {
+			leaf = x.Roles.Has(member.Leaf)
+		}
+	}
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID != self && !(leaf && x.Roles.Has(member.Leaf)) {
+			list = append(list, x.GUID)
+		}
+	}
+	return list
+}
