@@ -41,7 +41,7 @@ var generators = []string{"internal/proto/abi/gen", "internal/proto/mad/gen"}
 var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "internal/fabric/trunk/...",
 	"internal/service/vnic/...",
 	"internal/service/ipoib/...", "internal/service/cm", "internal/mgmt/sm/...", "internal/mgmt/umad",
-	"internal/mgmt/member", "internal/mgmt/store/voters"}
+	"internal/mgmt/member", "internal/mgmt/member/shape", "internal/mgmt/store/voters"}
 
 // pure are the packages that know nothing of the world: the cores, and what they are made of.
 func pure(rel string) bool {
