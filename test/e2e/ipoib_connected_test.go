@@ -48,7 +48,7 @@ func (s *subnet) connects(i int, addr string) {
 // RFC 4755 requires, by the judgement of Wireshark.
 func TestIPoIBConnected(t *testing.T) {
 	needs(t, "tshark", "dumpcap")
-	s := openSubnet(t, false)
+	s := openSubnet(t, false, "--trunk-security", "none") // its cables are captured
 	c, err := s.Capture(0, 1, t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -88,9 +88,9 @@ func (s *subnet) refused(i, j int, counter string) uint64 {
 	return 0
 }
 
-// TestForgedTrunk: three nodes whose trunks have a key. Who reads a trunk and sends in the name of its node, without the
-// key, changes nothing: what is repeated or changed is refused by name, and programs go on. A node without the key, or
-// with another one, at the address of a member is not a part of the subnet; the member that returns is.
+// TestForgedTrunk: three nodes whose trunks have a key. A program that reads a trunk and sends in the name of its node,
+// without the key, changes nothing: what is repeated or changed is refused by name, and programs go on. A node with
+// another key, or without one, at the address of a member is not a part of the subnet; the member that returns is.
 func TestForgedTrunk(t *testing.T) {
 	s := openSubnet(t, false)
 	exe, err := os.Executable()

@@ -60,7 +60,8 @@ func (c *Capture) Kill() { c.proc.Kill() }
 
 // Packets ends the capture, and calls f with each native packet that passed the
 // cable, as whole and in the order as the receiver got them: for each receiver, trunk.Core takes
-// them out of the datagrams. The nodes have --trunk-security none. A packet is valid during the call.
+// them out of the datagrams. The nodes have --trunk-security none: one datagram that is encrypted is an error. A packet
+// is valid during the call.
 func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 	c.proc.Signal(syscall.SIGINT)
 	if err := c.proc.Wait(limitQuick); err != nil {
@@ -108,6 +109,9 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 		}
 		to.Handle(now, sender, udp.Payload, func(_ int, packet []byte) { f(info.Timestamp, packet) })
 		to.Recycle()
+		if to.Status(0).Drop[trunk.BadBody] != 0 {
+			return errors.New("the trunk is encrypted. fix: start its nodes with --trunk-security none")
+		}
 	}
 }
 
