@@ -26,6 +26,8 @@ type Config struct {
 	Trust handshake.Trust
 	// Wall is the time of certificates; needed with Trust.
 	Wall func(mono.Time) time.Time
+	// Apart: the caller runs what handshakes compute, by Work and Finish. Otherwise Handle does.
+	Apart bool
 	// Rand is the source of epochs, indices and nonces; nil: crypto/rand. Key exchange and signatures take their
 	// randomness inside the crypto packages.
 	Rand io.Reader

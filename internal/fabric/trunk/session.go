@@ -79,8 +79,9 @@ func (c *Core) newHandshakes() {
 	if c.cfg.Trust == nil {
 		return
 	}
-	c.hs = handshake.New(handshake.Config{Trust: c.cfg.Trust, Wall: c.cfg.Wall, Rand: c.cfg.Rand, Hello: c.statement,
-		Accept: c.class, Taken: func(i uint32) bool { return c.byIndex[i] != nil || slices.Contains(c.old[:], i) }})
+	c.hs = handshake.New(handshake.Config{Trust: c.cfg.Trust, Wall: c.cfg.Wall, Rand: c.cfg.Rand, Apart: c.cfg.Apart,
+		Hello: c.statement, Accept: c.class,
+		Taken: func(i uint32) bool { return c.byIndex[i] != nil || slices.Contains(c.old[:], i) }})
 }
 
 // Admits reports whether datagrams from an address may concern a trunk: it is a peer's, or there are peers without an
@@ -145,6 +146,21 @@ func (c *Core) handshake(now mono.Time, from netip.AddrPort, d []byte) {
 		return
 	}
 	c.hs.Handle(now, from, d)
+	c.harvest(now)
+}
+
+// Work returns the next asymmetric cryptography of a handshake that is due; ok is false if there is none, and always
+// without Config.Apart. The caller runs it on any goroutine, and then calls Finish.
+func (c *Core) Work(now mono.Time) (w *handshake.Work, ok bool) {
+	if c.hs == nil || !c.cfg.Apart {
+		return nil, false
+	}
+	return c.hs.Work(now)
+}
+
+// Finish handles a Work that was run. The caller then calls Next, and Work.
+func (c *Core) Finish(now mono.Time, w *handshake.Work) {
+	c.hs.Finish(now, w)
 	c.harvest(now)
 }
 

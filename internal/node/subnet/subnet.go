@@ -79,6 +79,7 @@ type Subnet struct {
 	log    *slog.Logger
 	server *loop.Server[inbound] // the management goroutine
 	lanes  *lane.Group           // set before Start
+	first  atomic.Pointer[lane.Lane]
 
 	// Shared with the lanes: the forwarding table of the switch, and what is plugged into its ports.
 	Table     atomic.Pointer[vswitch.Table]
@@ -91,6 +92,9 @@ type Subnet struct {
 	senders []*udp.Sender
 	trunkMu sync.Mutex     // held while a trunk is added or removed; it precedes no other lock
 	trusts  []api.Degraded // what is wrong with their trust
+	// What handshakes compute, for a goroutine of its own, from OpenTrunks to CloseTrunks.
+	handshakes    chan func()
+	handshakesEnd chan struct{}
 
 	// Switch is the agent of the switch. It belongs to the management goroutine, as all that follows.
 	Switch    *agent.Agent
@@ -182,6 +186,7 @@ const vendorID = 0x020000
 // Start starts the management goroutine, which Close ends. The lanes run.
 func (s *Subnet) Start(g *lane.Group) {
 	s.lanes = g
+	s.first.Store(g.First())
 	go s.server.Serve(s.cfg.Now, s.turn, s.handle, func(mono.Time) {})
 }
 

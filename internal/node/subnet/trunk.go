@@ -44,9 +44,8 @@ type TrunkConfig struct {
 
 // OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
 func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
-	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Later: c.Later, Trust: c.Trust, Mode: c.Mode, Name: c.Name,
-		Version: c.Version,
-		Event:   s.trunkEvent}
+	l := udp.Config{Node: s.cfg.GUID, Port: c.Port, Grows: c.Grows, Later: c.Later, Trust: c.Trust, Mode: c.Mode,
+		Name: c.Name, Version: c.Version, Event: s.trunkEvent, Apart: s.apart}
 	for _, a := range peers {
 		l.Peers = append(l.Peers, udp.Peer{Addr: a})
 	}
@@ -55,6 +54,13 @@ func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
 		return fmt.Errorf("open the trunks: %w", err)
 	}
 	s.listens.Store(!c.Later)
+	s.handshakes, s.handshakesEnd = make(chan func(), 1), make(chan struct{})
+	go func() {
+		defer close(s.handshakesEnd)
+		for f := range s.handshakes {
+			f()
+		}
+	}()
 	return nil
 }
 
@@ -86,9 +92,29 @@ func (s *Subnet) Listen() (err error) {
 	return nil
 }
 
+// apart is udp.Config.Apart: the goroutine of handshakes computes, so that lane 0 goes on. It runs on that lane. Before
+// Start there is no traffic to delay.
+func (s *Subnet) apart(work func(), then func(mono.Time)) bool {
+	first := s.first.Load()
+	if first == nil {
+		return false
+	}
+	select {
+	case s.handshakes <- func() {
+		work()
+		first.Post(func() { then(first.Now()) })
+	}:
+		return true
+	default:
+		return false
+	}
+}
+
 // CloseTrunks closes the trunks, after the lanes have ended.
 func (s *Subnet) CloseTrunks() {
 	if s.trunks != nil {
+		close(s.handshakes)
+		<-s.handshakesEnd
 		s.trunks.Close()
 	}
 }

@@ -56,6 +56,10 @@ type Config struct {
 	// Event is called when a trunk comes up or goes down, within Recv, Tick or RemovePeer. It must not call the
 	// Link. It may be nil.
 	Event func(trunk.Event)
+	// Apart runs work on another goroutine, and then calls then on that of the Link. It never blocks; false: it cannot,
+	// and calls neither. The Link has it run the asymmetric cryptography of handshakes, one piece at a time; nil, or
+	// false: the Link's own calls do that.
+	Apart func(work func(), then func(now mono.Time)) bool
 }
 
 // Peer is a node at the other end of a trunk. Peers are identified by their index in all other calls.
@@ -80,6 +84,8 @@ type Link struct {
 	recvBuf  int
 	core     *trunk.Core
 	event    func(trunk.Event)
+	apart    func(work func(), then func(now mono.Time)) bool
+	works    bool // apart has work
 	peers    [trunk.MaxPeers]peer
 	fd       [2]int // IPv4, IPv6; -1: no peer has such an address
 	c        Counters
@@ -121,14 +127,15 @@ func Open(cfg Config) (*Link, error) {
 	if cfg.Trust == nil {
 		return nil, errors.New("open trunks: nothing authenticates the peers")
 	}
-	l := &Link{port: cfg.Port, recvBuf: cfg.RecvBuffer, event: cfg.Event, fd: [2]int{-1, -1}}
+	l := &Link{port: cfg.Port, recvBuf: cfg.RecvBuffer, event: cfg.Event, apart: cfg.Apart,
+		fd: [2]int{-1, -1}}
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
 	l.hello = l.sendHello
 	var err error
 	l.core, err = trunk.New(trunk.Config{Node: cfg.Node, Name: cfg.Name, Version: cfg.Version, Mode: cfg.Mode,
-		Trust: cfg.Trust, Wall: cfg.Wall, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
+		Trust: cfg.Trust, Wall: cfg.Wall, Apart: cfg.Apart != nil, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
 		RekeyAfter: cfg.RekeyAfter, Event: l.happened, Changed: l.changed, Read: l.read})
 	if err != nil {
 		return nil, fmt.Errorf("open trunks: %w", err)
@@ -399,8 +406,28 @@ func (l *Link) Deadline() mono.Time {
 	return d
 }
 
+// compute has the next part of a handshake computed, unless one is.
+func (l *Link) compute(now mono.Time) {
+	for !l.works {
+		w, ok := l.core.Work(now)
+		if !ok {
+			return
+		}
+		l.works = l.apart(w.Run, func(now mono.Time) {
+			l.works = false
+			l.core.Finish(now, w)
+			l.control(now)
+		})
+		if !l.works {
+			w.Run()
+			l.core.Finish(now, w)
+		}
+	}
+}
+
 // control sends the hellos, replies and handshakes that are due.
 func (l *Link) control(now mono.Time) {
+	l.compute(now)
 	for {
 		o, ok := l.core.Next(now, l.outBuf[:])
 		if !ok {

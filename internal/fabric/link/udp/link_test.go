@@ -47,13 +47,21 @@ type node struct {
 	start  time.Time
 	got    [][]byte
 	events []trunk.Event
+	apart  chan func() // what follows a part of a handshake that was computed
 }
 
 func (n *node) now() mono.Time { return mono.Time(time.Since(n.start)) + 1 }
 
 func newNode(t testing.TB, cfg Config) *node {
 	t.Helper()
-	n := &node{t: t, start: time.Now()}
+	n := &node{t: t, start: time.Now(), apart: make(chan func(), 1)}
+	cfg.Apart = func(work func(), then func(mono.Time)) bool {
+		go func() {
+			work()
+			n.apart <- func() { then(n.now()) }
+		}()
+		return true
+	}
 	cfg.RecvBuffer = 8 << 20
 	cfg.Event = func(e trunk.Event) { n.events = append(n.events, e) }
 	// A loaded machine may not run a test for a second.
@@ -75,6 +83,9 @@ func newNode(t testing.TB, cfg Config) *node {
 }
 
 func (n *node) poll() {
+	for len(n.apart) > 0 {
+		(<-n.apart)()
+	}
 	for more := true; more; {
 		// Packets stay until the next Recv.
 		var here [][]byte

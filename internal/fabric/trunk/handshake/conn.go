@@ -3,9 +3,6 @@
 package handshake
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,18 +11,6 @@ import (
 	"weft/internal/fabric/trunk/seal"
 	"weft/internal/proto/mono"
 )
-
-// alpn is the application protocol of the handshake (RFC 7301).
-const alpn = "weft-trunk/2"
-
-// Levels: the messages in the clear, and those under handshake secrets.
-const (
-	clearLevel = iota
-	sealedLevel
-	numLevels
-)
-
-var levels = [numLevels]tls.QUICEncryptionLevel{tls.QUICEncryptionLevelInitial, tls.QUICEncryptionLevelHandshake}
 
 // Times of retransmission.
 const (
@@ -60,8 +45,11 @@ type conn struct {
 	began     mono.Time
 	ends      mono.Time
 
-	tls      *tls.QUICConn
-	out, in  [numLevels]flight
+	tls      *engine // nil: not started
+	out      bool    // a Work of it is out: tls belongs to that
+	early    []byte  // sealed datagrams that arrived meanwhile, each behind its length of 16 bits
+	sent     [numLevels]flight
+	in       [numLevels]flight
 	send     *seal.Key
 	open     *seal.Key
 	counter  uint64
@@ -79,131 +67,73 @@ type conn struct {
 	answer mono.Time // earliest next answer to a repeated datagram
 }
 
-// start starts TLS.
-func (c *conn) start(now mono.Time, cfg *Config) error {
-	own := func() (*tls.Certificate, error) { return cfg.Trust.Certificate() }
-	wall := func() time.Time { return cfg.Wall(now) }
-	t := &tls.Config{
-		Rand: cfg.Rand, Time: wall, MinVersion: tls.VersionTLS13, NextProtos: []string{alpn},
-		ServerName: "trunk", ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
-		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own() },
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() },
-		// One group, hybrid with ML-KEM, so that the handshake has no second round trip.
-		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768},
-		// Trust verifies, at both ends alike. Without it nothing is verified, and so it is never skipped:
-		// VerifyConnection
-		// is called on every handshake.
-		InsecureSkipVerify: true,
-		VerifyConnection: func(s tls.ConnectionState) (err error) {
-			c.identity, err = verify(cfg.Trust, cfg.Wall(now), s.PeerCertificates)
-			return err
-		},
+// maxEarly bounds conn.early: the chunks of a flight of the largest certificates.
+const maxEarly = 16 << 10
+
+// hold keeps a sealed datagram until the Work that is out comes back; false: there is no room.
+func (c *conn) hold(d []byte) bool {
+	if len(c.early)+2+len(d) > maxEarly {
+		return false
 	}
-	q := &tls.QUICConfig{TLSConfig: t}
-	if c.initiator {
-		c.tls = tls.QUICClient(q)
-	} else {
-		c.tls = tls.QUICServer(q)
-	}
-	c.tls.SetTransportParameters(c.local.Append(nil))
-	if err := c.tls.Start(context.Background()); err != nil {
-		return err
-	}
-	return c.events()
+	c.early = append(be.AppendUint16(c.early, uint16(len(d))), d...)
+	return true
 }
 
-func verify(t Trust, now time.Time, chain []*x509.Certificate) (Identity, error) {
-	if len(chain) == 0 {
-		return Identity{}, errors.New("no certificate")
+// ready reports whether TLS has something to do.
+func (c *conn) ready() bool {
+	if c.out || c.state != talking {
+		return false
 	}
-	return t.Verify(now, chain)
+	return c.initiator && c.tls == nil || c.in[clearLevel].waits() || c.in[sealedLevel].waits()
 }
 
-// feed hands to TLS what is whole.
-func (c *conn) feed() error {
-	for l := range c.in {
-		f := &c.in[l]
-		if f.fed || !f.whole() {
+// took handles what a Work produced, also before it failed.
+func (c *conn) took(o *outcome) (err error) {
+	if o.open != nil {
+		c.open, err = seal.NewKey(o.open, c.index)
+	}
+	if o.send != nil && err == nil {
+		c.send, err = seal.NewKey(o.send, c.theirs)
+	}
+	if o.read != nil {
+		c.read = o.read
+	}
+	if o.write != nil {
+		c.write = o.write
+	}
+	c.identity = o.identity
+	if o.stated && err == nil {
+		err = c.remote.Parse(o.hello)
+	}
+	for l, data := range o.messages {
+		if len(data) == 0 {
 			continue
 		}
-		f.fed = true
-		if err := c.tls.HandleData(levels[l], f.data); err != nil {
-			return err
-		}
-		if err := c.events(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// events handles what TLS produced.
-func (c *conn) events() error {
-	for {
-		e := c.tls.NextEvent()
-		var err error
-		switch e.Kind {
-		case tls.QUICNoEvent:
-			return nil
-		case tls.QUICWriteData:
-			err = c.written(e)
-		case tls.QUICSetReadSecret:
-			switch e.Level {
-			case tls.QUICEncryptionLevelHandshake:
-				c.open, err = seal.NewKey(e.Data, c.index)
-			case tls.QUICEncryptionLevelApplication:
-				c.read = append([]byte(nil), e.Data...)
-			}
-		case tls.QUICSetWriteSecret:
-			switch e.Level {
-			case tls.QUICEncryptionLevelHandshake:
-				c.send, err = seal.NewKey(e.Data, c.theirs)
-			case tls.QUICEncryptionLevelApplication:
-				c.write = append([]byte(nil), e.Data...)
-			}
-		case tls.QUICTransportParameters:
-			err = c.remote.Parse(e.Data)
-		case tls.QUICHandshakeDone:
-			c.state = done
-		case tls.QUICErrorEvent:
-			err = e.Err
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// written takes messages of TLS.
-func (c *conn) written(e tls.QUICEvent) error {
-	for l, level := range levels {
-		if e.Level != level {
-			continue
-		}
-		f := &c.out[l]
-		f.data = append(f.data, e.Data...)
+		f := &c.sent[l]
+		f.data = append(f.data, data...)
 		f.total = len(f.data)
 		if f.total > chunkLen*maxChunks {
 			return fmt.Errorf("handshake messages of %d octets are too long", f.total)
 		}
 		c.due[l] = all(f.total)
-		return nil
 	}
-	return fmt.Errorf("messages at level %v", e.Level)
+	clear(o.open)
+	clear(o.send)
+	return errors.Join(err, o.err)
 }
 
 // missing marks what the peer lacks as due.
 func (c *conn) missing() {
-	for l := range c.out {
-		f := &c.out[l]
+	for l := range c.sent {
+		f := &c.sent[l]
 		c.due[l] = all(f.total) &^ f.have
 	}
 }
 
 // pending reports whether the peer lacks anything.
 func (c *conn) pending() bool {
-	for l := range c.out {
-		if f := &c.out[l]; all(f.total) != f.have {
+	for l := range c.sent {
+		if f := &c.sent[l]; all(f.total) != f.have {
 			return true
 		}
 	}
@@ -224,7 +154,7 @@ func (c *conn) repeat(now mono.Time) {
 // put appends the next datagram to b, which has room for MaxDatagram octets.
 func (c *conn) put(b []byte, s *seal.Scratch) []byte {
 	for l := range c.due {
-		f := &c.out[l]
+		f := &c.sent[l]
 		if c.due[l] == 0 || l == sealedLevel && c.send == nil {
 			c.due[l] = 0
 			continue
@@ -265,11 +195,11 @@ func (c *conn) datagram(b []byte, level int, p part, data []byte, s *seal.Scratc
 	return b[:at+len(c.send.Seal(s, seal.Encrypt, d, seal.HeaderLen, c.counter))]
 }
 
-// close ends TLS, and with it its goroutine.
+// close ends TLS, and with it its goroutine; where a Work is out, Finish does.
 func (c *conn) close() {
 	c.state = dead
-	if c.tls != nil {
-		c.tls.Close()
+	if c.tls != nil && !c.out {
+		c.tls.close()
 	}
 	clear(c.read)
 	clear(c.write)

@@ -51,6 +51,9 @@ type Config struct {
 	Accept func(from netip.AddrPort) Class
 	// Taken reports whether a session has an index.
 	Taken func(index uint32) bool
+	// Apart: the caller takes each Work, runs it on any goroutine, and hands it to Finish. Trust and Rand must bear
+	// calls on that. Otherwise Handle runs it.
+	Apart bool
 }
 
 // Class is the class of an address. Each class has its own bounds, so that strangers cannot keep peers out.
@@ -81,6 +84,7 @@ type Counters struct {
 	TooFast     uint64 `counter:"drop_hs_rate_limit"`      //
 	CookiesLost uint64 `counter:"drop_hs_cookie_limit"`    // more requests for cookies at once than are answered
 	Crossed     uint64 `counter:"drop_hs_crossed"`         // the handshake of this end goes on instead
+	Early       uint64 `counter:"drop_hs_early"`           // before the key of them was computed, and too many
 }
 
 // Each calls f with the name and the value of every counter, in a fixed order.
@@ -213,7 +217,7 @@ func (e *Endpoint) sweep() {
 			continue
 		}
 		delete(e.conns, c.index)
-		if !c.initiator {
+		if !c.initiator && !c.out {
 			e.accept[c.class]--
 		}
 	}
@@ -241,6 +245,82 @@ func (e *Endpoint) Handle(now mono.Time, from netip.AddrPort, d []byte) {
 		e.retry(now, from, d)
 	default:
 		e.sealed(now, from, d)
+	}
+	e.compute(now)
+}
+
+// compute runs the Work that is due, unless another does.
+func (e *Endpoint) compute(now mono.Time) {
+	for !e.cfg.Apart {
+		w, ok := e.Work(now)
+		if !ok {
+			return
+		}
+		w.Run()
+		e.Finish(now, w)
+	}
+}
+
+// Work returns the next Work that is due: of handshakes that this end began, then of those of peers, then of those of
+// strangers, so that strangers delay no peer for longer than one Work. There is at most one of each handshake.
+func (e *Endpoint) Work(now mono.Time) (*Work, bool) {
+	var c *conn
+	for _, o := range e.order {
+		if o.ready() && (c == nil || o.rank() > c.rank()) {
+			c = o
+		}
+	}
+	if c == nil {
+		return nil, false
+	}
+	if c.tls == nil {
+		c.tls = newEngine(c.initiator, &c.local, e.cfg.Trust, e.cfg.Rand)
+	}
+	w := &Work{c: c, tls: c.tls, at: e.cfg.Wall(now)}
+	for l := range c.in {
+		if f := &c.in[l]; f.waits() {
+			f.fed = true
+			w.messages[l] = f.data
+		}
+	}
+	c.out = true
+	return w, true
+}
+
+// rank orders handshakes: later ones of higher rank come first.
+func (c *conn) rank() int {
+	if c.initiator {
+		return int(numClasses)
+	}
+	return int(c.class)
+}
+
+// Finish handles a Work that was run. The caller then calls Next, and Take, and Work.
+func (e *Endpoint) Finish(now mono.Time, w *Work) {
+	c := w.c
+	c.out = false
+	if c.state == dead {
+		c.tls.close()
+		if !c.initiator {
+			e.accept[c.class]--
+		}
+		return
+	}
+	err := c.took(&w.out)
+	if err != nil {
+		e.fail(c, err)
+		return
+	}
+	if w.out.done {
+		c.state = done
+		e.complete(c)
+	}
+	early := c.early
+	c.early = nil
+	for len(early) > 0 && c.state != dead {
+		n := 2 + int(be.Uint16(early))
+		e.sealed(now, c.at, early[2:n])
+		early = early[n:]
 	}
 }
 
@@ -390,13 +470,8 @@ func (e *Endpoint) retry(now mono.Time, from netip.AddrPort, d []byte) {
 	}
 	c.retries++
 	copy(c.cookie[:], d[seal.HeaderLen:])
-	if c.state == asking {
-		c.state = talking
-		if err := c.start(now, &e.cfg); err != nil {
-			e.fail(c, err)
-			return
-		}
-	}
+	c.state = talking // TLS starts, unless it has
+	e.compute(now)
 	c.missing()
 	c.wait = firstRetry
 	c.repeat(now)
@@ -404,8 +479,15 @@ func (e *Endpoint) retry(now mono.Time, from netip.AddrPort, d []byte) {
 
 func (e *Endpoint) sealed(now mono.Time, from netip.AddrPort, d []byte) {
 	c := e.conns[be.Uint32(d[seal.IndexOff:])]
-	if c == nil || c.at != from || c.open == nil {
+	switch {
+	case c == nil || c.at != from || c.open == nil && c.tls == nil:
 		e.Unknown++
+		return
+	case c.out || c.ready() || c.open == nil:
+		// It overtook what its key follows from.
+		if !c.hold(d) {
+			e.Early++
+		}
 		return
 	}
 	body, ok := c.open.Open(&e.scratch, seal.Encrypt, d, seal.HeaderLen)
@@ -420,7 +502,7 @@ func (e *Endpoint) sealed(now mono.Time, from netip.AddrPort, d []byte) {
 	}
 	c.heard = true
 	// The peer has the secrets, and so all of the messages in the clear.
-	c.out[clearLevel].have = all(c.out[clearLevel].total)
+	c.sent[clearLevel].have = all(c.sent[clearLevel].total)
 	if p.what == partAlert {
 		if c.state < done || c.initiator {
 			e.end(c, fmt.Errorf("the peer refused: %w", tls.AlertError(data[0])))
@@ -432,15 +514,9 @@ func (e *Endpoint) sealed(now mono.Time, from netip.AddrPort, d []byte) {
 
 // part takes in a part of the peer's messages.
 func (e *Endpoint) part(now mono.Time, c *conn, level int, p part, data []byte) {
-	c.out[level].have |= p.got & all(c.out[level].total)
+	c.sent[level].have |= p.got & all(c.sent[level].total)
 	if p.total == 0 {
 		return
-	}
-	if !c.initiator && c.tls == nil {
-		if err := c.start(now, &e.cfg); err != nil {
-			e.fail(c, err)
-			return
-		}
 	}
 	if !c.in[level].add(p, data) {
 		// It was sent again: the peer lacks an answer.
@@ -449,15 +525,6 @@ func (e *Endpoint) part(now mono.Time, c *conn, level int, p part, data []byte) 
 			c.missing()
 			c.ack = true
 		}
-		return
-	}
-	before := c.state
-	if err := c.feed(); err != nil {
-		e.fail(c, err)
-		return
-	}
-	if c.state == done && before != done {
-		e.complete(c)
 	}
 }
 

@@ -144,4 +144,7 @@ func (f *flight) add(p part, data []byte) bool {
 	return true
 }
 
+// waits reports whether the messages are whole and TLS lacks them.
+func (f *flight) waits() bool { return !f.fed && f.whole() }
+
 func (f *flight) whole() bool { return f.total != 0 && f.have == all(f.total) }

@@ -161,6 +161,45 @@ type network struct {
 	touch func(from *side, d []byte) bool
 	most  int
 	sent  int
+	// slow is how long a Work takes, up to; those that are under way.
+	slow  time.Duration
+	works []working
+}
+
+// working is a Work under way.
+type working struct {
+	at mono.Time
+	of *side
+	w  *Work
+}
+
+// compute begins the Work that is due, each on a goroutine of its own, and finishes what has taken its time.
+func (n *network) compute(now mono.Time) {
+	for _, s := range n.sides {
+		for {
+			w, ok := s.Work(now)
+			if !ok {
+				break
+			}
+			ran := make(chan struct{})
+			go func() {
+				w.Run()
+				close(ran)
+			}()
+			<-ran
+			n.works = append(n.works, working{now.Add(time.Duration(n.rng.Float64() * float64(n.slow))), s, w})
+		}
+	}
+	for i := 0; i < len(n.works); {
+		x := n.works[i]
+		if x.at > now {
+			i++
+			continue
+		}
+		n.works = append(n.works[:i], n.works[i+1:]...)
+		x.of.Finish(now, x.w)
+		n.pump(now)
+	}
 }
 
 func (n *network) pump(now mono.Time) {
@@ -211,6 +250,7 @@ func (n *network) run(t testing.TB, from, until mono.Time, done func() bool) mon
 			p.to.Handle(now, p.from.at, p.data)
 			n.pump(now)
 		}
+		n.compute(now)
 		for _, s := range n.sides {
 			s.take()
 		}

@@ -17,8 +17,8 @@ type Identity struct {
 	Name string // of the member, the same way
 }
 
-// Trust is what a node trusts, and what others trust it by. Its methods are called on the goroutine of the Endpoint,
-// and must not block.
+// Trust is what a node trusts, and what others trust it by. Its methods are called within Work.Run, which may be on
+// another goroutine at each call, one after the other. They must not block.
 type Trust interface {
 	// Certificate returns the certificate of this node with its key, which may be another at each call.
 	Certificate() (*tls.Certificate, error)
