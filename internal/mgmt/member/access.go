@@ -15,8 +15,10 @@ import (
 const (
 	KeyFabric = "fabric/identity" // Fabric
 	// KeyChange changes with every change of members, CAs or tokens: it orders them.
-	KeyChange  = "fabric/change"
-	TreeSealed = "fabric/sealed"  // EPOCH/GUID: Sealed, what only the voter opens
+	KeyChange = "fabric/change"
+	// TreeFabric has the keys above. Every member follows all of it.
+	TreeFabric = "fabric"
+	TreeSealed = "member/sealed"  // EPOCH/GUID: Sealed, what only the voter opens
 	TreeToken  = "member/token"   // ID: Token
 	TreeRecord = "member/record"  // GUID: Record
 	TreeName   = "member/name"    // NAME: GUID, so that a name is unique in one transaction
@@ -51,6 +53,7 @@ var rules = []rule{
 	{tree: TreeSealed, read: Voter, write: Voter},
 	{tree: KeyFabric, write: Voter},
 	{tree: KeyChange, write: Voter | Administrator},
+	{tree: TreeFabric, write: Voter},
 	{tree: TreeReport, own: true, write: Voter},
 	{tree: TreeRecord, write: Voter},
 	{tree: TreeName, write: Voter},

@@ -460,6 +460,7 @@ func TestMayAccess(t *testing.T) {
 		read, write bool
 	}{
 		{0, KeyFabric, "", true, false},
+		{0, TreeFabric + "/", TreeFabric + "0", true, false}, // followed by every member
 		{0, "subnet/m_key", "", false, false},
 		{Administrator, "subnet/m_key", "", false, false},
 		{Manager, "subnet/m_key", "", true, true},

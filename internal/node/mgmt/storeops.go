@@ -81,7 +81,7 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 }
 
 // secrets are the trees with values that no status shows: M_Keys, sealed keys of the CA, tokens.
-var secrets = []string{manager.KeyMKey, "fabric/sealed", "member/token"}
+var secrets = []string{manager.KeyMKey, "member/sealed", "member/token"}
 
 func secret(key string) bool {
 	return slices.ContainsFunc(secrets, func(tree string) bool {

@@ -208,7 +208,7 @@ func (r *Registry) Roster(ctx context.Context) (*member.Roster, error) {
 // Follow calls f with the roster, now and after each change, until ctx or the store ends. An unreadable state is given
 // to bad, and the last roster stays in force; so is ErrNoFabric, of a store without one.
 func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(error)) error {
-	changes, err := r.cfg.Store.Watch(ctx, "fabric")
+	changes, err := r.cfg.Store.Watch(ctx, member.TreeFabric)
 	if err != nil {
 		return err
 	}

@@ -503,15 +503,51 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestFollow: each change reaches its followers.
+// asMember is a store as one without roles may use it.
+type asMember struct {
+	store.Store
+	member.Claims
+}
+
+func (s asMember) may(key, end string) error {
+	if p := member.MayAccess(s.Claims, key, end, false); p != nil {
+		return p
+	}
+	return nil
+}
+
+func (s asMember) Get(ctx context.Context, key string) (e store.Entry, err error) {
+	if err = s.may(key, ""); err == nil {
+		e, err = s.Store.Get(ctx, key)
+	}
+	return e, err
+}
+
+func (s asMember) List(ctx context.Context, tree string) (l store.Listing, err error) {
+	if err = s.may(tree+"/", tree+"0"); err == nil {
+		l, err = s.Store.List(ctx, tree)
+	}
+	return l, err
+}
+
+func (s asMember) Watch(ctx context.Context, tree string) (<-chan store.Change, error) {
+	if err := s.may(tree+"/", tree+"0"); err != nil {
+		return nil, err
+	}
+	return s.Store.Watch(ctx, tree)
+}
+
+// TestFollow: each change reaches its followers, also one whose node has no role.
 func TestFollow(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
+	follower := New(Config{Store: asMember{l.store, member.Claims{GUID: guid(9)}}, Now: func() time.Time { return start },
+		GUID: guid(9)})
 	ctx, stop := context.WithCancel(t.Context())
 	seen := make(chan int, 16)
 	done := make(chan error)
 	go func() {
-		done <- a.Follow(ctx, func(r *member.Roster) { seen <- len(r.Members) }, func(err error) { t.Error(err) })
+		done <- follower.Follow(ctx, func(r *member.Roster) { seen <- len(r.Members) }, func(err error) { t.Error(err) })
 	}()
 	await := func(want int) {
 		t.Helper()

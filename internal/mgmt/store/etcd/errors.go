@@ -72,6 +72,8 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		e.Why = "etcd at " + where + " refuses this node: " + err.Error()
 		e.Fix = "give a certificate or a user (weft up --store-cert-file, --store-user-file) that may use " + c.namespace
+	case status.Code(err) == codes.PermissionDenied:
+		e.Why, e.Fix = "the members at "+where+" refuse it: "+status.Convert(err).Message(), "weft member list; weft status"
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+
 			" has no leader", "start its other members: etcdctl endpoint status --cluster"
