@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,6 +329,45 @@ func TestWithoutStore(t *testing.T) {
 	if all, err := a.members(t.Context()); err != nil || len(all) != 1 || !all[0].Self {
 		t.Errorf("%v, %v", all, err)
 	}
+}
+
+// refusing is a store that refuses to write while it is away.
+type refusing struct {
+	store.Store
+	away atomic.Bool
+}
+
+func (s *refusing) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
+	if s.away.Load() {
+		return 0, &store.Error{Kind: store.ErrUnavailable, What: "cannot write", Why: "it is away", Fix: "wait"}
+	}
+	return s.Store.Txn(ctx, t)
+}
+
+// TestReportAgain: a report that failed is a fault until one was written, also where it equals the last one again.
+func TestReportAgain(t *testing.T) {
+	s := &refusing{Store: store.NewMemory()}
+	defer s.Close()
+	a := newHost(t, t.TempDir(), 1, freePort(t), s, &clockwork{})
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the first report", func() bool {
+		_, err := s.Get(t.Context(), member.TreeReport+"/"+member.GUIDKey(guid(1)))
+		return err == nil
+	})
+	use := func(users ...member.User) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.users = users
+	}
+	s.away.Store(true)
+	use(member.User{Kind: "program", Name: "rping", PID: 7})
+	await(t, "the fault", func() bool { return len(a.Degraded()) == 1 && a.Degraded()[0].What == "member_report" })
+	use()
+	s.away.Store(false)
+	await(t, "the end of the fault", func() bool { return len(a.Degraded()) == 0 })
 }
 
 // TestCopiedIdentity: two nodes with one directory's copy are named at every voter.

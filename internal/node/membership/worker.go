@@ -243,6 +243,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 	}
 	p.Clock = now
 	if err := r.Report(ctx, p); err != nil {
+		w.at = time.Time{} // written again, also where it comes to equal the last one: until then it is a fault
 		m.fault("member_report", problem.Of("cannot report to the fabric", err))
 		return
 	}
