@@ -180,8 +180,8 @@ func Join(ctx context.Context, s cli.JoinSpec) (j cli.Joined, err error) {
 	return j, err
 }
 
-// setStoreAside takes the store of a node that was alone out of use, since the fabric has another. It returns where that
-// store is then, empty where there was none.
+// setStoreAside takes the store of a node that was alone out of use, since the fabric has another. It returns where
+// that store is then, empty where there was none.
 func setStoreAside(dir string) (aside string, err error) {
 	from, to := filepath.Join(dir, rundir.StoreDir), filepath.Join(dir, rundir.StoreDir+".alone")
 	if _, err := os.Stat(from); errors.Is(err, os.ErrNotExist) {

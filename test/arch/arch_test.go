@@ -173,6 +173,7 @@ var rooms = map[string][]string{
 	"subnet":     {"loop", "lane", "session"},
 	"supervisor": {"loop"},
 	"membership": {},
+	"mesh":       {},
 	"mgmt":       {"describe", "loop", "subnet"},
 	"conn":       {"loop", "lane", "session", "subnet"},
 	"intent":     {"mgmt", "subnet"},

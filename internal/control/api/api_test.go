@@ -386,7 +386,8 @@ func TestJSONNames(t *testing.T) {
 		}
 	}
 	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{},
-		GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
+		GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{},
+		NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
 	for _, v := range []any{&Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}},

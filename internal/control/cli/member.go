@@ -42,7 +42,7 @@ const tokenHelp = `Make a token, and print the command by which the next host jo
 a host that is in no fabric yet, the first token makes one.
 
 A token ends after an hour, and lets in one host. It is bound to the fabric's
-CA: a host with the token trusts only members of this fabric. Whoever has the
+CA: a host with the token trusts only members of this fabric. A host with the
 line can join: pass it on as a password.
 
 Roles: a voter may hold the store and the key of the CA; a manager may run the

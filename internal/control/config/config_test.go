@@ -75,11 +75,13 @@ func TestListFlags(t *testing.T) {
 
 func TestEverySettingFromEverySource(t *testing.T) {
 	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
-		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
+		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour,
+		AllowUIDs: []int{1, 1000}, LogLevel: "debug",
 		Fabric: true, Peers: []string{"10.0.0.2",
-			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate", TrunkKeyFile: "/t", SwitchPorts: 9, SM: "off",
+			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate",
+		TrunkKeyFile: "/t", SwitchPorts: 9, SM: "off",
 		SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
-		StoreCAFile: "/ca", StoreCertFile: "/c", StoreKeyFile: "/ck", StoreUserFile: "/u", StoreReplaceAfter: time.Hour,
+		StoreCAFile: "/ca", StoreCertFile: "/c", StoreKeyFile: "/ck", StoreUserFile: "/u", StoreReplaceAfter: time.Hour, StorePort: 4,
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
 	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
@@ -90,8 +92,9 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		"switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1",
 		"store-listen":  "http://h:2",
 		"store-ca-file": "/ca", "store-cert-file": "/c", "store-key-file": "/ck", "store-user-file": "/u",
-		"store-replace-after": "1h",
-		"ipoib":               "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
+		"store-replace-after": "1h", "store-port": "4",
+		"ipoib": "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8",
+		"ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
 	var args []string
 	for i := range Settings {

@@ -51,7 +51,7 @@ var linkGroups = []Group{
 			{"drop_bad_kind", Count, "datagrams", "on trunks: unknown kind"},
 			{"drop_bad_stream", Count, "datagrams", "on trunks: invalid stream number"},
 			{"drop_unknown_session", Count, "datagrams", "on trunks: of no session"},
-			{"drop_old_session", Count, "datagrams", "on trunks: of a session whose keys were replaced"},
+			{"drop_old_session", Count, "datagrams", "on trunks: of a session with keys that were replaced"},
 			{"drop_hs_short", Count, "datagrams", "of handshakes: cut, or with invalid fields"},
 			{"drop_hs_unknown", Count, "datagrams", "of handshakes that do not exist, or that have ended"},
 			{"drop_hs_forged", Count, "datagrams", "of handshakes: not under their keys"},

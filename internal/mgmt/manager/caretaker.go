@@ -28,7 +28,8 @@ func (m *Manager) watchMajority(ctx context.Context) {
 		if alone := m.cfg.Copy.Alone(); alone && !caring {
 			in, err := m.inherit(ctx)
 			if err == nil {
-				m.cfg.Log.Warn("the store has no majority: the subnet is managed from this node's copy", "term", in.o.Token)
+				m.cfg.Log.Warn("the store has no majority: the subnet is managed from this node's copy", "term",
+					in.o.Token)
 				m.cfg.Post(func() { m.care(in) })
 				caring, said = true, ""
 			} else if said != err.Error() {

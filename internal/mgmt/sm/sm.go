@@ -361,10 +361,10 @@ func (m *Manager) Permit(now mono.Time, token uint64) {
 	m.become(now, mad.SMDiscovering, "permitted")
 }
 
-// Caretake activates a gated manager without an election: the store that elects has lost its majority, and token is that
-// of the last master as far as this node's copy of the store has it. A caretaker keeps the subnet as it is configured.
-// It yields to every master, whatever their priorities, and takes no handover: a master may be elected where this node
-// cannot see it.
+// Caretake activates a gated manager without an election: the store that elects has lost its majority, and token is
+// that of the last master as far as this node's copy of the store has it. A caretaker keeps the subnet as it is
+// configured. It yields to every master, whatever their priorities, and takes no handover: a master may be elected
+// where this node cannot see it.
 func (m *Manager) Caretake(now mono.Time, token uint64) {
 	m.token, m.caretaker = token, true
 	if m.permitted {

@@ -204,8 +204,8 @@ func (l *Lane) UnwatchInput(fd int) {
 	unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
-// WatchTrunks watches the sockets of the trunks, which were opened after the lane was made: in for input, out for room. It
-// runs on the lane.
+// WatchTrunks watches the sockets of the trunks, which were opened after the lane was made: in for input, out for room.
+// It runs on the lane.
 func (l *Lane) WatchTrunks(in, out []int) error {
 	k := &l.sockets[1]
 	events := map[int]uint32{}

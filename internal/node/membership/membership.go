@@ -49,8 +49,8 @@ type Config struct {
 	Durable bool
 	// Store is the store of the fabric, nil where there is none yet; missing is why.
 	Store func() (s store.Store, missing error)
-	// StoreAddress is HOST:PORT at which the node's store serves members, or will once the node is one; empty where it is
-	// an etcd elsewhere; nil: never.
+	// StoreAddress is HOST:PORT at which the node's store serves members, or will once the node is one; empty where it
+	// is an etcd elsewhere; nil: never.
 	StoreAddress func() string
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
@@ -60,8 +60,8 @@ type Config struct {
 	Rekey func(context.Context) error
 	// Roster is called with each roster that the node follows; nil: nothing follows it.
 	Roster func(*member.Roster)
-	// MayFound returns why the node cannot be the first member of a fabric; nil: it can. Founded opens the node to other
-	// members when it is the first; nil: nothing is to be opened.
+	// MayFound returns why the node cannot be the first member of a fabric; nil: it can. Founded opens the node to
+	// other members when it is the first; nil: nothing is to be opened.
 	MayFound func() error
 	Founded  func(context.Context) error
 }

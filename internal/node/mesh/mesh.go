@@ -3,9 +3,9 @@
 // Package mesh keeps the trunks of a member as the fabric has members: it adds those that are missing, removes those to
 // hosts that are no members, and finds the address at which each other member is reached.
 //
-// What comes in: the roster, each time it changed, and the state of each trunk; what goes out: calls of Trunks. The node
-// starts it after the lanes and closes it before. It decides nothing about identity: the handshake of a trunk does, by
-// the certificate of the member with the GUID that the trunk is for.
+// What comes in: the roster, each time it changed, and the state of each trunk; what goes out: calls of Trunks. The
+// node starts it after the lanes and closes it before. It decides nothing about identity: the handshake of a trunk
+// does, by the certificate of the member with the GUID that the trunk is for.
 package mesh
 
 import (
@@ -191,8 +191,8 @@ func (m *Mesh) own() *member.Record {
 	return nil
 }
 
-// dials reports whether a begins the trunk between two members. A leaf may be behind a translation of addresses, so that
-// only it can begin.
+// dials reports whether a begins the trunk between two members. A leaf may be behind a translation of addresses, so
+// that only it can begin.
 func dials(a, b *member.Record) bool {
 	if x, y := a.Roles.Has(member.Leaf), b.Roles.Has(member.Leaf); x != y {
 		return x

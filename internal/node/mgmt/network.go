@@ -95,8 +95,8 @@ func New(c Config) *Network {
 // Share makes an embedded store that of a fabric, on all of its members. It is called before Start.
 func (n *Network) Share(f *Fabric) { n.fabric.Store(f) }
 
-// Found is Share for the first member of a fabric, while the node runs: other members can use its store from now on, and
-// the subnet gets an M_Key. On an error nothing has changed.
+// Found is Share for the first member of a fabric, while the node runs: other members can use its store from now on,
+// and the subnet gets an M_Key. On an error nothing has changed.
 func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	m := n.storeMember
 	if m == nil {

@@ -35,8 +35,10 @@ func (n *Network) openStore(ctx context.Context) error {
 		return nil
 	case config.StoreEmbedded:
 		if s := &n.cfg.Settings; s.StoreCAFile+s.StoreCertFile+s.StoreUserFile != "" {
-			return &api.Error{What: "cannot use the store", Why: "certificates and a user were named for an etcd cluster, and the store is embedded",
-				Fix: "weft up --store https://10.0.0.1:2379, or without --store-ca-file, --store-cert-file, --store-user-file"}
+			return &api.Error{What: "cannot use the store",
+				Why: "certificates and a user were named for an etcd cluster, and the store is embedded",
+				Fix: "weft up --store https://10.0.0.1:2379, or without --store-ca-file, --store-cert-file, " +
+					"--store-user-file"}
 		}
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()

@@ -211,7 +211,8 @@ func (s *Subnet) receiver(h *hca.Lane) func(mono.Time, *pkt.Burst) {
 	return func(_ mono.Time, r *pkt.Burst) {
 		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID,
 			SL: r.Path.SL, SrcQPN: r.SrcQPN,
-			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit}}
+			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID,
+			HopLimit: r.Path.HopLimit}}
 		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len < mad.HeaderLen || r.Data.Len > mad.OPALen {
 			return
 		}

@@ -161,8 +161,8 @@ func Open(cfg Config) (*Link, error) {
 	return l, nil
 }
 
-// Listen opens the sockets of a Link that was opened without (Config.Later). FDs are those descriptors from then on. On an
-// error there is none.
+// Listen opens the sockets of a Link that was opened without (Config.Later). FDs are those descriptors from then on. On
+// an error there is none.
 func (l *Link) Listen() error {
 	if err := l.openFamilies(); err != nil {
 		return errors.Join(err, l.closeSockets())
@@ -301,8 +301,9 @@ func (l *Link) openFamily(f, recvBuffer int) error {
 	// Half of it may be refused, silently.
 	if n < recvBuffer/2 {
 		l.degraded = append(l.degraded, udpsock.Degraded{Name: "small_trunk_rcvbuf_" + family(f),
-			Detail: fmt.Sprintf("the %s receive buffer of trunks is %d KiB of the requested %d KiB: bursts are lost and sent again", family(f), n>>10, recvBuffer>>10),
-			Fix:    fmt.Sprintf("sysctl -w net.core.rmem_max=%d", recvBuffer)})
+			Detail: fmt.Sprintf("the %s receive buffer of trunks is %d KiB of the requested %d KiB: bursts are lost and "+
+				"sent again", family(f), n>>10, recvBuffer>>10),
+			Fix: fmt.Sprintf("sysctl -w net.core.rmem_max=%d", recvBuffer)})
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)
 	return nil

@@ -279,8 +279,9 @@ func (s *Sender) Degraded() []udpsock.Degraded {
 		return nil
 	}
 	return []udpsock.Degraded{{Name: "no_trunk_gso",
-		Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every datagram of a trunk is sent by itself",
-		Fix:    "ethtool -K DEV tx on, or a kernel of 6.11 or later"}}
+		Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every datagram of a trunk is " +
+			"sent by itself",
+		Fix: "ethtool -K DEV tx on, or a kernel of 6.11 or later"}}
 }
 
 // Counters returns what was sent to a peer, and what was not.

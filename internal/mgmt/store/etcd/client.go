@@ -85,7 +85,8 @@ func Connect(c ClientConfig) (*Client, error) {
 		if strings.HasPrefix(e, "https:") != secure || c.TLS != nil && !secure {
 			return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints,
 				","),
-				Why: "with a certificate, or https in one address, all must be https", Fix: "weft up --store https://10.0.0.1:2379"}
+				Why: "with a certificate, or https in one address, all must be https",
+				Fix: "weft up --store https://10.0.0.1:2379"}
 		}
 	}
 	tlsConfig := c.TLS

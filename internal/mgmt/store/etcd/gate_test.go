@@ -132,9 +132,12 @@ func TestMembersWithCertificates(t *testing.T) {
 	defer stop()
 	lease := clientv3.LeaseID(leader.Lease)
 	for name, try := range map[string]func() error{
-		"read the M_Key":       func() error { _, err := raw.Get(ctx, "weft/subnet/m_key"); return err },
-		"read all":             func() error { _, err := raw.Get(ctx, "weft/", clientv3.WithPrefix()); return err },
-		"read around":          func() error { _, err := raw.Get(ctx, "weft/subnet/a", clientv3.WithRange("weft/subnet/z")); return err },
+		"read the M_Key": func() error { _, err := raw.Get(ctx, "weft/subnet/m_key"); return err },
+		"read all":       func() error { _, err := raw.Get(ctx, "weft/", clientv3.WithPrefix()); return err },
+		"read around": func() error {
+			_, err := raw.Get(ctx, "weft/subnet/a", clientv3.WithRange("weft/subnet/z"))
+			return err
+		},
 		"read without end":     func() error { _, err := raw.Get(ctx, "weft/t", clientv3.WithFromKey()); return err },
 		"read another fabric":  func() error { _, err := raw.Get(ctx, "other/k"); return err },
 		"write the intent":     func() error { _, err := raw.Put(ctx, "weft/subnet/intent", "none"); return err },
@@ -146,7 +149,8 @@ func TestMembersWithCertificates(t *testing.T) {
 			return err
 		},
 		"write in a nested one": func() error {
-			_, err := raw.Txn(ctx).Else(clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("weft/node/m2", "x")}, nil)).Commit()
+			put := []clientv3.Op{clientv3.OpPut("weft/node/m2", "x")}
+			_, err := raw.Txn(ctx).Else(clientv3.OpTxn(nil, put, nil)).Commit()
 			return err
 		},
 		"compare the M_Key": func() error {

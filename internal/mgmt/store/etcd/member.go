@@ -367,8 +367,8 @@ func (m *Member) pick() error {
 	return nil
 }
 
-// named makes a configuration check the name in it, ServerName, rather than the address of the connection: etcd's client
-// replaces the name by the address. All other checks are those of crypto/tls.
+// named makes a configuration check the name in it, ServerName, rather than the address of the connection: etcd's
+// client replaces the name by the address. All other checks are those of crypto/tls.
 func named(c *tls.Config) *tls.Config {
 	name, roots, next := c.ServerName, c.RootCAs, c.VerifyConnection
 	if name == "" || c.InsecureSkipVerify {

@@ -332,7 +332,8 @@ func (s *Server) broken(why string, err error) error {
 			Fix: "give the directory to the node's user", Err: err}
 	}
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
-		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is configured anew", Err: err}
+		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is " +
+			"configured anew", Err: err}
 }
 
 func electionTicks(group bool) int {

@@ -31,10 +31,10 @@ const (
 func (v Verdict) String() string { return [...]string{"start", "set aside", "conflict"}[v] }
 
 // Resume decides whether a node may use the files of its replica of a group, given the answers of the members that it
-// reached. It is called before the files are used and at intervals while they are. Without an answer the files are used:
-// after a power failure of all hosts there is no other source, and a group without its majority changes nothing. What
-// a removed replica has then cannot become a second group, because the removal is in the log of a majority; the one
-// exception is a restored group, and that has another generation.
+// reached. It is called before the files are used and at intervals while they are. Without an answer the files are
+// used: after a power failure of all hosts there is no other source, and a group without its majority changes nothing.
+// What a removed replica has then cannot become a second group, because the removal is in the log of a majority; the
+// one exception is a restored group, and that has another generation.
 func Resume(own Identity, answers []Answer) (Verdict, string) {
 	verdict, why := Start, ""
 	for _, a := range answers {

@@ -377,7 +377,8 @@ func (d *decision) grow() Change {
 				d.want)}
 		}
 		// One after the other: a learner that joins needs the list of replicas as it is.
-		if d.countReady() == len(d.learners) && len(d.learners) < step && len(d.candidates) > 0 && len(d.learners)+len(d.candidates) >= step {
+		if d.countReady() == len(d.learners) && len(d.learners) < step && len(d.candidates) > 0 &&
+			len(d.learners)+len(d.candidates) >= step {
 			return Change{Kind: AddLearner, Name: d.candidates[0].Name,
 				Why: fmt.Sprintf("the fabric shall have %d voters", d.want)}
 		}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"weft/internal/mgmt/member"
+	"weft/internal/proto/ib"
+)
+
+// trunks are trunks without a network.
+type trunks struct {
+	mu   sync.Mutex
+	next int
+	open map[int]string // "NAME GUID ADDRESS"
+	up   map[int]bool
+	log  []string
+	fail error // of Add
+}
+
+func (t *trunks) Add(name string, node ib.GUID, at netip.AddrPort) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.fail != nil {
+		return 0, t.fail
+	}
+	where := "anywhere"
+	if at.IsValid() {
+		where = at.String()
+	}
+	n := t.next
+	t.next++
+	t.open[n] = fmt.Sprintf("%s %d %s", name, node, where)
+	t.log = append(t.log, "add "+t.open[n])
+	return n, nil
+}
+
+func (t *trunks) Move(trunk int, at netip.AddrPort) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := strings.Fields(t.open[trunk])
+	t.open[trunk] = fmt.Sprintf("%s %s %s", f[0], f[1], at)
+	t.log = append(t.log, "move "+t.open[trunk])
+	return nil
+}
+
+func (t *trunks) Remove(trunk int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.log = append(t.log, "remove "+t.open[trunk])
+	delete(t.open, trunk)
+	delete(t.up, trunk)
+	return nil
+}
+
+func (t *trunks) Up(trunk int) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.up[trunk], nil
+}
+
+// all lists the open trunks.
+func (t *trunks) all() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Values(t.open))
+}
+
+// set changes what the trunks do.
+func (t *trunks) set(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f()
+}
+
+func (t *trunks) expect(at *testing.T, want ...string) {
+	at.Helper()
+	synctest.Wait()
+	if got := t.all(); !slices.Equal(got, want) {
+		at.Errorf("trunks %q, want %q", got, want)
+	}
+}
+
+func rec(n int, roles member.Role, addresses ...string) member.Record {
+	return member.Record{Name: fmt.Sprintf("m%d", n), GUID: ib.GUID(n), Key: member.Key{byte(n)}, Roles: roles,
+		Addresses: addresses}
+}
+
+func roster(members ...member.Record) *member.Roster { return &member.Roster{Members: members} }
+
+// start begins a mesh of a member in a bubble.
+func start(t *testing.T, self int, resolve func(context.Context, string) ([]netip.Addr, error)) (*Mesh, *trunks) {
+	k := &trunks{open: map[int]string{}, up: map[int]bool{}}
+	m := New(Config{Self: ib.GUID(self), Trunks: k, Plan: All, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Resolve: resolve})
+	m.Start()
+	t.Cleanup(m.Close)
+	return m, k
+}
+
+const host = member.Voter | member.Manager
+
+// TestOneEndBegins: of two members the one with the lower GUID begins, but a leaf begins toward others, and leaves have
+// no trunk between them.
+func TestOneEndBegins(t *testing.T) {
+	members := []member.Record{rec(1, host, "10.0.0.1:4792"), rec(2, host, "10.0.0.2:4792"),
+		rec(3, member.Leaf, "10.0.0.3:4792"), rec(4, member.Leaf, "10.0.0.4:4792")}
+	for self, want := range map[int][]string{
+		1: {"m2 2 10.0.0.2:4792", "m3 3 anywhere", "m4 4 anywhere"},
+		2: {"m1 1 anywhere", "m3 3 anywhere", "m4 4 anywhere"},
+		3: {"m1 1 10.0.0.1:4792", "m2 2 10.0.0.2:4792"},
+		9: nil, // no member
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m, k := start(t, self, nil)
+			m.Follow(roster(members...))
+			k.expect(t, want...)
+			m.Close()
+		})
+	}
+}
+
+// TestMembersComeAndGo: a trunk goes with its member, also where another takes the place with another key; a host that
+// was removed has no trunk.
+func TestMembersComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := start(t, 1, nil)
+		a, b, c := rec(1, host, "10.0.0.1:1"), rec(2, host, "10.0.0.2:1"), rec(3, host, "10.0.0.3:1")
+		m.Follow(roster(a, b))
+		k.expect(t, "m2 2 10.0.0.2:1")
+		m.Follow(roster(a, b, c))
+		k.expect(t, "m2 2 10.0.0.2:1", "m3 3 10.0.0.3:1")
+		b.Name, b.Addresses = "other", []string{"10.0.0.9:1"} // renamed, moved: the trunk stays
+		m.Follow(roster(a, b, c))
+		k.expect(t, "m2 2 10.0.0.2:1", "m3 3 10.0.0.3:1")
+		b.Key = member.Key{99}
+		m.Follow(roster(a, b, c))
+		k.expect(t, "m3 3 10.0.0.3:1", "other 2 10.0.0.9:1")
+		m.Follow(roster(a, c))
+		k.expect(t, "m3 3 10.0.0.3:1")
+		m.Follow(roster(b, c))
+		k.expect(t)
+		m.Close()
+	})
+}
+
+// TestNextAddress: a trunk that is down tries the addresses of the other in turn, those that it reported last; one that
+// is up stays.
+func TestNextAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := start(t, 1, nil)
+		a, b := rec(1, host), rec(2, host, "10.0.0.2:1", "[fd00::2]:1")
+		m.Follow(roster(a, b))
+		k.expect(t, "m2 2 10.0.0.2:1")
+		time.Sleep(patience + lookEvery/2)
+		k.expect(t, "m2 2 [fd00::2]:1")
+		time.Sleep(patience)
+		k.expect(t, "m2 2 10.0.0.2:1")
+		k.set(func() { k.up[0] = true })
+		time.Sleep(5 * patience)
+		k.expect(t, "m2 2 10.0.0.2:1")
+		k.set(func() { k.up[0] = false })
+		b.Addresses = []string{"10.0.7.7:1"}
+		m.Follow(roster(a, b))
+		time.Sleep(patience + 2*lookEvery)
+		k.expect(t, "m2 2 10.0.7.7:1")
+		k.set(func() { k.log = nil })
+		time.Sleep(5 * patience)
+		k.expect(t, "m2 2 10.0.7.7:1")
+		if len(k.log) != 0 {
+			t.Errorf("with one address: %q", k.log)
+		}
+		m.Close()
+	})
+}
+
+// TestNoTrunk: what keeps a trunk from being added is reported, and tried again.
+func TestNoTrunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := map[string][]netip.Addr{"b.example": {netip.MustParseAddr("::ffff:10.0.0.2")}}
+		m, k := start(t, 1, func(_ context.Context, name string) ([]netip.Addr, error) {
+			if l := names[name]; l != nil {
+				return l, nil
+			}
+			return nil, errors.New("no such host " + name)
+		})
+		k.fail = errors.New("every port of the switch is in use")
+		m.Follow(roster(rec(1, host), rec(2, host, "b.example:7"), rec(3, host, "c.example:7"), rec(4, host)))
+		k.expect(t)
+		var why []string
+		for _, d := range m.Degraded() {
+			if d.What != "no_trunk" || d.Fix == "" {
+				t.Errorf("%+v", d)
+			}
+			why = append(why, d.Why)
+		}
+		want := []string{"no trunk to m2: every port of the switch is in use", "no trunk to m3: no such host c.example",
+			"no trunk to m4: no address of it is known"}
+		if !slices.Equal(why, want) {
+			t.Errorf("%q, want %q", why, want)
+		}
+		k.set(func() { k.fail = nil })
+		time.Sleep(2 * lookEvery)
+		k.expect(t, "m2 2 10.0.0.2:7")
+		if n := len(m.Degraded()); n != 2 {
+			t.Errorf("%d are still without a trunk, want 2", n)
+		}
+		m.Close()
+	})
+}
