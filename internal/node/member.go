@@ -58,9 +58,7 @@ func (n *Node) followRoster(r *member.Roster) {
 }
 
 // mayFound returns why this node cannot be the first member of a fabric.
-func (n *Node) mayFound() error {
-	return peersOrMember(len(n.cfg.Peers) > 0, n.cfg.TrunkKeyFile != "", "this node")
-}
+func (n *Node) mayFound() error { return mayBeMember(&n.cfg, "this node") }
 
 // founded opens the store and the trunks of the first member of a fabric to others, while programs use the node.
 func (n *Node) founded(ctx context.Context) error {

@@ -50,6 +50,11 @@ func (n *Node) openRooms() error {
 	if err := n.member.Open(); err != nil {
 		return err
 	}
+	if name := n.member.Name(); name != "" {
+		if err := mayBeMember(&n.cfg, "the member "+name); err != nil {
+			return err
+		}
+	}
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
@@ -88,11 +93,6 @@ func (n *Node) openSubnet() (err error) {
 		SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures,
 		Plugged:   func(a *hca.Adapter) { n.vesw.Plugged(a) },
 		Unplugged: func(function uint16) (wait func()) { return n.vesw.Unplugged(function) }})
-	if n.member.Name() != "" {
-		if err := peersOrMember(len(n.cfg.Peers) > 0, n.cfg.TrunkKeyFile != "", "the member "+n.member.Name()); err != nil {
-			return err
-		}
-	}
 	n.mesh = mesh.New(mesh.Config{Self: n.identity, Trunks: memberTrunks{n.sub}, Plan: mesh.All,
 		Log: n.log.With("part", "mesh"), Now: time.Now})
 	return n.openTrunks()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/control/config"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/trunk/handshake"
 	"weft/internal/fabric/trunk/seal"
@@ -51,16 +52,27 @@ func (t memberTrunks) Remove(trunk int) error { return t.sub.RemoveTrunk(trunk) 
 // Up implements mesh.Trunks.
 func (t memberTrunks) Up(trunk int) (bool, error) { return t.sub.TrunkUp(trunk) }
 
-// peersOrMember refuses trunks of both kinds in one node: those of a laboratory by --peer, and those of a fabric.
-func peersOrMember(peers, key bool, who string) error {
-	const what = "cannot be in a fabric"
-	switch {
-	case peers:
-		return &api.Error{Code: api.CodeInvalid, What: what, Why: who + " has trunks by --peer, and members of a fabric find " +
-			"each other by themselves", Fix: "weft down; weft up --detach, without --peer"}
-	case key:
-		return &api.Error{Code: api.CodeInvalid, What: what, Why: who + " has a key for trunks, and members of a fabric have " +
-			"certificates", Fix: "weft down; weft up --detach, without --trunk-key-file"}
+// mayBeMember returns why a node with these settings can be in no fabric: settings of a laboratory would be of no effect
+// there, or part it from the others.
+func mayBeMember(c *config.Config, node string) error {
+	for _, x := range []struct {
+		given     bool
+		flag, why string
+	}{
+		{len(c.Peers) > 0, "--peer", "has trunks by --peer, and members of a fabric find each other by themselves"},
+		{c.TrunkKeyFile != "", "--trunk-key-file", "has a key for trunks, and members of a fabric have certificates"},
+		{c.StoreListen != "", "--store-listen", "serves its store without authentication, and that of a fabric is for " +
+			"its members only"},
+		{c.StoreKind() == config.StoreMemory && c.Store != config.StoreAuto, "--store memory",
+			"keeps its store in memory, and members of a fabric share one on their disks"},
+		{c.StoreKind() == config.StoreMemory && c.Store == config.StoreAuto, "--idle-exit",
+			"ends when it is idle, and so keeps its store in memory; members of a fabric share one on their disks"},
+		{!c.Fabric, "--fabric=false", "is in no subnet, and a fabric is one"},
+	} {
+		if x.given {
+			return &api.Error{Code: api.CodeInvalid, What: "cannot be in a fabric", Why: node + " " + x.why,
+				Fix: "weft down; weft up --detach, without " + x.flag}
+		}
 	}
 	return nil
 }
