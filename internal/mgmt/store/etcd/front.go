@@ -46,11 +46,13 @@ func newFront(l net.Listener, c *tls.Config) *front {
 	}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.rpc, f.web = newHalf(f), newHalf(f)
+	f.work.Add(1) // of serve, so that close waits for the handshakes that it still begins
 	return f
 }
 
-// serve accepts connections until close, or until the listener fails.
+// serve accepts connections until close. It is called once.
 func (f *front) serve() error {
+	defer f.work.Done()
 	for {
 		select {
 		case f.slots <- struct{}{}:
@@ -117,7 +119,7 @@ func (f *front) sort(c net.Conn) {
 	}
 }
 
-// close ends the listener and waits for its handshakes. Connections that were handed over belong to the servers.
+// close ends the listener and waits for serve and its handshakes. Connections that were handed over belong to the servers.
 func (f *front) close() {
 	f.stop()
 	_ = f.l.Close()
