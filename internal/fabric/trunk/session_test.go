@@ -43,6 +43,7 @@ type flying struct {
 
 // world is an underlay with faults under a virtual clock.
 type world struct {
+	out   [MaxDatagram]byte // that a host sends
 	t     testing.TB
 	rng   *rand.Rand
 	now   mono.Time
@@ -133,13 +134,12 @@ func (w *world) deliver(f flying) {
 }
 
 func (h *host) pump() {
-	b := make([]byte, MaxDatagram)
 	for {
-		o, ok := h.core.Next(h.w.now, b)
+		o, ok := h.core.Next(h.w.now, h.w.out[:])
 		if !ok {
 			return
 		}
-		h.w.transmit(h, o.To, b[:o.Len])
+		h.w.transmit(h, o.To, h.w.out[:o.Len])
 	}
 }
 

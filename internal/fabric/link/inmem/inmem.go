@@ -146,6 +146,7 @@ type Link struct {
 	core  *trunk.Core
 	peers []trunk.Remote
 	in    mono.Heap[*flight] // datagrams by arrival
+	out   []byte             // room for the datagram that is sent
 }
 
 // Open adds a node, or replaces the one at its address, as a restart would.
@@ -161,7 +162,7 @@ func (n *Network) Open(cfg Config) (*Link, error) {
 	}
 	n.starts++
 	seed := [32]byte{0: byte(cfg.Addr), 1: byte(n.starts), 2: byte(n.starts >> 8), 3: byte(n.seed)}
-	l := &Link{net: n, cfg: cfg, peers: make([]trunk.Remote, len(cfg.Peers))}
+	l := &Link{net: n, cfg: cfg, peers: make([]trunk.Remote, len(cfg.Peers)), out: make([]byte, trunk.MaxDatagram)}
 	core := trunk.Config{Node: cfg.Node, Trust: cfg.Trust, Mode: cfg.Mode, Rand: rand.NewChaCha8(seed),
 		Wall:       func(now mono.Time) time.Time { return epoch.Add(time.Duration(now)) },
 		HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: cfg.Event, Changed: l.changed}
@@ -212,13 +213,12 @@ func (l *Link) Deadline() mono.Time {
 }
 
 func (l *Link) control(now mono.Time) {
-	b := make([]byte, trunk.MaxDatagram)
 	for {
-		o, ok := l.core.Next(now, b)
+		o, ok := l.core.Next(now, l.out)
 		if !ok {
 			return
 		}
-		l.net.send(now, l.cfg.Addr, ofPort(o.To), b[:o.Len])
+		l.net.send(now, l.cfg.Addr, ofPort(o.To), l.out[:o.Len])
 	}
 }
 

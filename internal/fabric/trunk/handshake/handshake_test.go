@@ -151,6 +151,7 @@ type packet struct {
 
 // network carries datagrams between sides, with faults by a seed.
 type network struct {
+	out   [MaxDatagram]byte // that a side sends
 	sides []*side
 	rng   *mrand.Rand
 	loss  float64
@@ -203,9 +204,9 @@ func (n *network) compute(now mono.Time) {
 }
 
 func (n *network) pump(now mono.Time) {
+	b := n.out[:]
 	for _, s := range n.sides {
 		for {
-			b := make([]byte, MaxDatagram)
 			to, k, ok := s.Next(now, b)
 			if !ok {
 				break
