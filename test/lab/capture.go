@@ -44,25 +44,32 @@ func (t *Triangle) Capture(i, j int, dir string) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	const header = 24
-	if err = Until("dumpcap captures packets", limitQuick, func() (bool, error) {
-		st, err := os.Stat(c.file)
-		return err == nil && st.Size() > header, nil
-	}, c.proc); err != nil {
+	if err = c.Await(1); err != nil {
 		c.proc.Kill()
-		return nil, fmt.Errorf("%w: %s", err, c.proc.Output())
+		return nil, err
 	}
 	return c, nil
+}
+
+// Await waits until so many octets are in the file. The kernel hands packets over a moment after they passed, and what
+// it still has when the capture ends is lost, without being counted.
+func (c *Capture) Await(octets int64) error {
+	const header = 24
+	if err := Until("dumpcap captures packets", limitQuick, func() (bool, error) {
+		st, err := os.Stat(c.file)
+		return err == nil && st.Size() >= header+octets, nil
+	}, c.proc); err != nil {
+		return fmt.Errorf("%w: %s", err, c.proc.Output())
+	}
+	return nil
 }
 
 // Kill ends a capture that is not needed any more.
 func (c *Capture) Kill() { c.proc.Kill() }
 
-// Packets ends the capture, and calls f with each native packet that passed the
-// cable, as whole and in the order as the receiver got them: for each receiver, trunk.Core takes
-// them out of the datagrams. The nodes have --trunk-security none: one datagram that is encrypted is an error. A packet
-// is valid during the call.
-func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
+// Datagrams ends the capture, and calls f with each datagram between the trunk ports, in the order of their passing. A
+// datagram is valid during the call. An error of f ends it.
+func (c *Capture) Datagrams(f func(at time.Time, datagram []byte) error) error {
 	c.proc.Signal(syscall.SIGINT)
 	if err := c.proc.Wait(limitQuick); err != nil {
 		return fmt.Errorf("%w: %s", err, c.proc.Output())
@@ -79,7 +86,6 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 	if err != nil {
 		return err
 	}
-	receivers := map[uint32]*trunk.Core{} // by session index
 	for {
 		data, info, err := r.ReadPacketData()
 		if errors.Is(err, io.EOF) {
@@ -93,13 +99,26 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 		if !ok {
 			return fmt.Errorf("no datagram of UDP: %v", p)
 		}
-		var h trunk.Header
-		if _, why := h.Parse(udp.Payload); why == trunk.BadKind {
-			continue // of a handshake
-		} else if why != trunk.OK {
-			return fmt.Errorf("no datagram of a trunk (%v): %x", why, udp.Payload)
+		if err := f(info.Timestamp, udp.Payload); err != nil {
+			return err
 		}
-		now := mono.Time(info.Timestamp.UnixNano())
+	}
+}
+
+// Packets ends the capture, and calls f with each native packet that passed the
+// cable, as whole and in the order as the receiver got them: for each receiver, trunk.Core takes
+// them out of the datagrams. The nodes have --trunk-security none: one datagram that is encrypted is an error. A packet
+// is valid during the call.
+func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
+	receivers := map[uint32]*trunk.Core{} // by session index
+	return c.Datagrams(func(at time.Time, datagram []byte) (err error) {
+		var h trunk.Header
+		if _, why := h.Parse(datagram); why == trunk.BadKind {
+			return nil // of a handshake
+		} else if why != trunk.OK {
+			return fmt.Errorf("no datagram of a trunk (%v): %x", why, datagram)
+		}
+		now := mono.Time(at.UnixNano())
 		to := receivers[h.Index]
 		if to == nil {
 			if to, err = newReceiver(now, h.Index); err != nil {
@@ -107,12 +126,13 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 			}
 			receivers[h.Index] = to
 		}
-		to.Handle(now, sender, udp.Payload, func(_ int, packet []byte) { f(info.Timestamp, packet) })
+		to.Handle(now, sender, datagram, func(_ int, packet []byte) { f(at, packet) })
 		to.Recycle()
 		if to.Status(0).Drop[trunk.BadBody] != 0 {
 			return errors.New("the trunk is encrypted. fix: start its nodes with --trunk-security none")
 		}
-	}
+		return nil
+	})
 }
 
 // sender is any address.
