@@ -128,6 +128,7 @@ func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
 	p := s.t.Port(r.ref)
 	was := p.Info
 	p.Info.Parse(a.Data[:])
+	p.Held.LID = p.Info.LID
 	if p.Info.PortState < was.PortState && r.ref.Port != 0 {
 		s.again = "a link went down during the sweep"
 	}

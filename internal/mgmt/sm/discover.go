@@ -26,6 +26,7 @@ func (s *sweep) hasFailed(r *request, a *mad.SMP) bool {
 		return false
 	}
 	if s.barred(r) {
+		s.holds(r, "the port is guarded by the M_Key of another manager")
 		return true
 	}
 	s.failed++
@@ -33,8 +34,19 @@ func (s *sweep) hasFailed(r *request, a *mad.SMP) bool {
 	if a != nil {
 		why = a.Status.String()
 	}
+	s.holds(r, fmt.Sprintf("%v of its %s: %s", r.method, attrName(r.attr), why))
 	s.problem(s.nameOf(r.ref), "%v of %s, modifier %#x: %s", r.method, attrName(r.attr), r.mod, why)
 	return true
+}
+
+// holds records why a port may have other keys or another LID than it shall have.
+func (s *sweep) holds(r *request, why string) {
+	if s.t == nil || r.attr != mad.AttrPKeyTable && r.attr != mad.AttrPortInfo {
+		return
+	}
+	if p := s.t.Port(r.ref); p != nil && p.GUID != 0 {
+		p.Held.Why = why
+	}
 }
 
 // nameOf returns the name of a port for people.
@@ -301,10 +313,10 @@ func (s *sweep) gotPKeys(_ mono.Time, r *request, a *mad.SMP) {
 	if s.hasFailed(r, a) {
 		return
 	}
-	var t mad.PKeyTable
-	t.Parse(a.Data[:])
-	if p := s.t.Port(r.ref); int(r.block)*mad.PKeysPerBlock < len(p.PKeys) {
-		copy(p.PKeys[int(r.block)*mad.PKeysPerBlock:], t[:])
+	p := s.t.Port(r.ref)
+	keepKeys(p, r.block, a)
+	if at := int(r.block) * mad.PKeysPerBlock; at < len(p.PKeys) {
+		copy(p.PKeys[at:min(len(p.PKeys), at+mad.PKeysPerBlock)], p.Held.PKeys[at:])
 	}
 }
 
@@ -315,6 +327,7 @@ func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	p := s.t.Port(r.ref)
 	p.Info.Parse(a.Data[:])
+	p.Held.LID = p.Info.LID
 	if p.GUID != 0 && s.tryKey(r, &p.Info) {
 		return
 	}

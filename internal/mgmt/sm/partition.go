@@ -3,11 +3,13 @@
 package sm
 
 import (
+	"fmt"
 	"slices"
 
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
 )
 
 // defaultKey is the low part of the P_Key of the default partition, by which every port reaches subnet
@@ -18,12 +20,17 @@ const defaultKey ib.PKey = 0x7fff
 // full member of the default partition. If other partitions are configured, the other ports are limited members of
 // it: they reach the manager, and not each other.
 func (b *base) keysOf(guid ib.GUID) (keys []ib.PKey) {
+	return keysFor(b.intent.Partitions, guid, b.cfg.PortGUID)
+}
+
+// keysFor is keysOf for these partitions and the port of a manager.
+func keysFor(partitions []Partition, guid, manager ib.GUID) (keys []ib.PKey) {
 	as := Full
-	if slices.ContainsFunc(b.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
+	if slices.ContainsFunc(partitions, func(p Partition) bool { return !p.Apart }) {
 		as = Limited
 	}
-	for i := range b.intent.Partitions {
-		p := &b.intent.Partitions[i]
+	for i := range partitions {
+		p := &partitions[i]
 		ms := p.All
 		if j := slices.IndexFunc(p.Members, func(x Member) bool { return x.PortGUID == guid }); j >= 0 {
 			ms = p.Members[j].As
@@ -34,7 +41,7 @@ func (b *base) keysOf(guid ib.GUID) (keys []ib.PKey) {
 			keys = append(keys, key(k, ms))
 		}
 	}
-	if guid == b.cfg.PortGUID {
+	if guid == manager {
 		as = Full
 	}
 	return append([]ib.PKey{key(defaultKey, as)}, keys...)
@@ -93,7 +100,8 @@ func (s *sweep) partition() {
 		want, ok := place(p.PKeys, keys)
 		if !ok {
 			s.failed++
-			s.problem(s.nameOf(r), "its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
+			p.Held.Why = fmt.Sprintf("its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
+			s.problem(s.nameOf(r), "%s", p.Held.Why)
 			want, _ = place(p.PKeys, keys[:len(p.PKeys)])
 		}
 		s.writeKeys(r, p.PKeys, want, false)
@@ -153,7 +161,54 @@ func (s *sweep) writeKeys(r topo.Ref, had, want []ib.PKey, all bool) {
 			port = r.Port
 		}
 		q := s.request(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r,
-			s.gotTable)
+			s.gotKeys)
+		q.block = uint16(b)
 		is.Append(q.data[:0])
+	}
+}
+
+// keepKeys records a block of the P_Key table that a port reports.
+func keepKeys(p *topo.Port, block uint16, a *mad.SMP) {
+	if p.Held.PKeys == nil {
+		p.Held.PKeys = make([]ib.PKey, len(p.PKeys))
+	}
+	if at := int(block) * mad.PKeysPerBlock; at < len(p.Held.PKeys) {
+		var t mad.PKeyTable
+		t.Parse(a.Data[:])
+		copy(p.Held.PKeys[at:], t[:])
+	}
+}
+
+// readKeys requests the P_Key tables that ports had in the last heavy sweep.
+func (s *sweep) readKeys() {
+	for r := range s.t.EndPorts() {
+		for b := 0; b*mad.PKeysPerBlock < len(s.t.Port(r).Held.PKeys); b++ {
+			q := s.request(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(0, uint16(b)), pathTo(s.t, r), r,
+				s.gotLightKeys)
+			q.block, q.stern = uint16(b), true
+		}
+	}
+}
+
+func (s *sweep) gotLightKeys(_ mono.Time, r *request, a *mad.SMP) {
+	if a == nil || a.Status != mad.StatusOK {
+		return // the switch of a silent port reports when its link goes down
+	}
+	var is, was mad.PKeyTable
+	is.Parse(a.Data[:])
+	held := s.base.topo.Port(r.ref).Held.PKeys
+	at := min(len(held), int(r.block)*mad.PKeysPerBlock)
+	n := copy(was[:], held[at:])
+	clear(is[n:])
+	if is != was {
+		s.changes, s.why = true, "another changed the P_Key table of "+s.nameOf(r.ref)
+	}
+}
+
+// gotKeys records the P_Key table that a port reports to have after a Set.
+func (s *sweep) gotKeys(now mono.Time, r *request, a *mad.SMP) {
+	s.gotTable(now, r, a)
+	if p := s.t.Port(r.ref); p.GUID != 0 && a != nil && a.Status == mad.StatusOK {
+		keepKeys(p, r.block, a)
 	}
 }

@@ -232,9 +232,11 @@ type Manager struct {
 	permitted bool
 	token     uint64
 
-	groupsWritten uint64 // the newest SetGroups that all switches have the trees of
-	tables        *route.Tables
-	guarded       map[int32]bool // nodes of topo with an unknown M_Key
+	intents, swept uint64 // number of intents so far, and of that which the last heavy sweep applied
+	lost           []LostLink
+	groupsWritten  uint64 // the newest SetGroups that all switches have the trees of
+	tables         *route.Tables
+	guarded        map[int32]bool // nodes of topo with an unknown M_Key
 
 	requests requests
 	replies  []mad.Datagram
@@ -288,6 +290,7 @@ func (m *Manager) setIntent(i Intent) {
 		i.MKeysBefore = append([]uint64{was}, i.MKeysBefore...)
 	}
 	m.intent = i
+	m.intents++
 	m.engine, _ = route.ByName(i.Engine, i.Roots...) // validated by Validate
 }
 
@@ -400,8 +403,12 @@ func (m *Manager) Observations() (Observations, uint64) {
 // Version is the number that changes with Observations.
 func (m *Manager) Version() uint64 { return m.version }
 
-// Sweep schedules a heavy sweep.
-func (m *Manager) Sweep(now mono.Time) { m.sweepSoon(now, "asked for") }
+// Sweep schedules a heavy sweep. The shape that it finds is the expected one: links that were lost before are
+// forgotten.
+func (m *Manager) Sweep(now mono.Time) {
+	m.lost = nil
+	m.sweepSoon(now, "asked for")
+}
 
 // Restore replaces the LIDs by those of an earlier master, before the manager is permitted.
 func (m *Manager) Restore(o Observations) { m.lids.restore(o) }
@@ -431,6 +438,7 @@ func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	m.handover = handover{}
 	switch s {
 	case mad.SMDiscovering:
+		m.lost = nil
 		m.heavyAt = now
 		m.heavyWhy = why
 		m.everSwept = false

@@ -49,6 +49,7 @@ type sweep struct {
 	phase    phase
 	why      string
 	started  mono.Time
+	intent   uint64 // number of the intent that it began with
 	t        *topo.Subnet
 	tables   *route.Tables
 	byGUID   map[ib.GUID]int32
@@ -114,6 +115,7 @@ func (m *Manager) begin(now mono.Time, k kind, why string) *sweep {
 func (m *Manager) startHeavy(now mono.Time, why string) {
 	m.heavyAt, m.heavyWhy, m.started = 0, "", true
 	s := m.begin(now, heavy, why)
+	s.intent = m.intents
 	n := 16
 	if m.topo != nil {
 		n = len(m.topo.Nodes)
@@ -191,13 +193,19 @@ func (m *Manager) endHeavy(now mono.Time) {
 	m.sweep, m.heavyWas = nil, now
 	m.logSweep(now, s)
 	s.t.Index()
+	m.rememberLinks(now, s.t)
 	m.topo, m.tables, m.quiet, m.unfinished, m.guarded = s.t, s.tables, s.quiet, s.failed > 0, s.guarded
 	clear(m.trust)
 	for i := range s.t.Nodes {
-		if n := &s.t.Nodes[i]; n.IsSwitch() && !s.unwrote[int32(i)] {
+		n := &s.t.Nodes[i]
+		if !n.IsSwitch() {
+			continue
+		}
+		if n.Switch.Unwritten = s.unwrote[int32(i)]; !n.Switch.Unwritten {
 			m.trust[n.Info.NodeGUID] = true
 		}
 	}
+	m.swept = s.intent
 	m.everSwept = true
 	m.scheduleKeyRenewal(now)
 	if m.backoff = min(max(2*m.backoff, m.cfg.Backoff), m.cfg.SweepInterval); s.failed == 0 && len(s.quiet) == 0 {
@@ -232,7 +240,8 @@ func (m *Manager) endFailed(now mono.Time, why string) {
 	m.heavyAt, m.heavyWhy = now.Add(m.cfg.Backoff), why
 }
 
-// startLight queries every switch for changes of its ports, and the port of the manager.
+// startLight queries every switch for changes of its ports, the port of the manager, and the P_Key tables of all ports:
+// another manager or program may have written one.
 func (m *Manager) startLight(now mono.Time) {
 	m.lightAt = 0
 	if m.topo == nil {
@@ -255,6 +264,7 @@ func (m *Manager) startLight(now mono.Time) {
 	}
 	r := m.topo.Self
 	s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.topo, r), r, s.gotLightPort)
+	s.readKeys()
 	m.queryOthers()
 	if m.renewAt.Due(now.Add(m.cfg.Debounce)) {
 		m.scheduleKeyRenewal(now)

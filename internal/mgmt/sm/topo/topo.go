@@ -58,15 +58,28 @@ type Port struct {
 	// PKeys is the P_Key table of a port with LIDs, and of an external port of
 	// a switch as far as the manager enforces partitions there.
 	PKeys []ib.PKey
+	// Held is what the port has by its own answers, of a port with LIDs. Info and PKeys differ from it where a Set was
+	// refused or not answered.
+	Held Held
 	// Peer is the port at the other end of the link: None if there is no link, or no node answers there.
 	Peer Ref
 	// Path is, for a port of an adapter, the directed route to it.
 	Path []uint8
 }
 
+// Held is what a port has by its answers to Get and Set.
+type Held struct {
+	PKeys []ib.PKey // nil: it reported none
+	LID   ib.LID
+	// Why is the reason of the newest Get or Set of its P_Key table or PortInfo that failed, empty if none did.
+	Why string
+}
+
 // Switch is the part of a node that only switches have.
 type Switch struct {
 	Info mad.SwitchInfo
+	// Unwritten reports that the switch did not accept all of its tables: LFT and MFT are those that were sent.
+	Unwritten bool
 	// Rank counts the switches in the order of Subnet.Nodes.
 	Rank int
 	// LFT is the unicast forwarding table by LID, up to Info.LinearFDBTop; nil until it is written.
