@@ -64,6 +64,7 @@ type Trunk struct {
 
 // Counters are the counters of a port since it was reset.
 type Counters struct {
+	Packets     uint64 // sent and received
 	Discards    uint64 // packets that could not be sent
 	Errors      uint64 // packets that arrived damaged
 	Constraints uint64 // packets that the partition or the state of the port does not permit

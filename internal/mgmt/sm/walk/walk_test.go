@@ -131,7 +131,8 @@ func TestPair(t *testing.T) {
 			f.red(sm.Full, sm.Full)
 			f.Topo.Port(at(hostB, 1)).Held = topo.Held{PKeys: []ib.PKey{0x7fff, 0}, LID: 4,
 				Why: "the port is guarded by the M_Key of another manager"}
-		}, Fail, "partition", "b weft_ib0 does not have 0x8001 (red), of which it shall be a full member: the port is guarded",
+		}, Fail, "partition",
+			"b weft_ib0 does not have 0x8001 (red), of which it shall be a full member: the port is guarded",
 			"weft sm"},
 		"limited in place of full": {func(f *Fabric) {
 			f.red(sm.Full, sm.Full)
@@ -171,9 +172,11 @@ func TestPair(t *testing.T) {
 			"a weft switch sends it to port 99, which it does not have", "weft fabric sweep"},
 		"another adapter": {func(f *Fabric) { f.Topo.Nodes[swA].Switch.LFT[4] = 1 }, Fail, "path",
 			"it arrives at a weft_ib0 instead", "weft fabric sweep"},
-		"a circle": {func(f *Fabric) { f.Topo.Nodes[swB].Switch.LFT[4] = 36 }, Fail, "path", "lead in a circle", "weft fabric sweep"},
+		"a circle": {func(f *Fabric) { f.Topo.Nodes[swB].Switch.LFT[4] = 36 }, Fail, "path", "lead in a circle",
+			"weft fabric sweep"},
 		"no way back": {func(f *Fabric) { f.Topo.Nodes[swB].Switch.LFT[2] = 255 }, Fail, "path",
-			"back: from b weft_ib0 to a weft_ib0: the forwarding table of b weft switch has no port for LID 2", "weft fabric sweep"},
+			"back: from b weft_ib0 to a weft_ib0: the forwarding table of b weft switch has no port for LID 2",
+			"weft fabric sweep"},
 		"tables not accepted": {func(f *Fabric) { f.Topo.Nodes[swB].Switch.Unwritten = true }, Warn, "path",
 			"b weft switch did not accept all of its tables", "weft sm"},
 		"ends of different MTU": {func(f *Fabric) { f.Topo.Port(at(swB, 36)).Info.NeighborMTU = ib.MTU2048 }, Fail, "mtu",
@@ -197,9 +200,12 @@ func TestPair(t *testing.T) {
 			f.Trunks[at(swA, 36)] = x
 		}, Warn, "trunk", "50000 of 1050000 datagrams were lost", "weft fault list"},
 		"counters": {func(f *Fabric) {
-			f.Counters[at(swA, 36)] = Counters{Discards: 3, Downs: 1}
+			f.Counters[at(swA, 36)] = Counters{Packets: 1000, Discards: 30, Downs: 1}
 			f.Counters[at(swB, 36)] = Counters{}
-		}, Warn, "counters", "a weft switch port 36: 3 packets not sent, 1 failures of the link", "perfquery"},
+		}, Warn, "counters", "a weft switch port 36: 30 packets not sent, 1 failures of the link, of 1000 packets",
+			"perfquery"},
+		"few losses": {func(f *Fabric) { f.Counters[at(swA, 36)] = Counters{Packets: 10, Discards: 3, Downs: 1} }, OK, "",
+			"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := three()
@@ -261,7 +267,8 @@ func TestWhole(t *testing.T) {
 		"a member is away": {func(f *Fabric) {
 			f.red(sm.Full, sm.Full)
 			f.Partitions[0].Members = append(f.Partitions[0].Members, sm.Member{PortGUID: 0x77, As: sm.Full})
-		}, []string{"fail partition 0000:0000:0000:0077 does not have 0x8001 (red), of which it shall be a full member: " + sm.Absent}},
+		}, []string{"fail partition 0000:0000:0000:0077 does not have 0x8001 (red), of which it shall be a full member: " +
+			sm.Absent}},
 		"an extra key, not applied": {func(f *Fabric) {
 			f.Topo.Port(at(hostC, 1)).Held.PKeys[1], f.Applied = 0x8003, false
 		}, []string{"warn partition c weft_ib0 has 0x8003 as a full member, and shall not: no sweep"}},
@@ -276,7 +283,8 @@ func TestWhole(t *testing.T) {
 		"a table with a hole": {func(f *Fabric) { f.Topo.Nodes[swC].Switch.LFT[2] = 255 },
 			[]string{"fail path from c weft switch to a weft_ib0: the forwarding table of c weft switch has no port for LID 2"}},
 		"a port and its link in ARMED": {func(f *Fabric) { f.Topo.Port(at(hostC, 1)).Info.PortState = ib.PortArmed },
-			[]string{"fail port c weft_ib0: the port is ARMED", "fail link the link between c weft switch port 1 and c weft_ib0 is ARMED"}},
+			[]string{"fail port c weft_ib0: the port is ARMED",
+				"fail link the link between c weft switch port 1 and c weft_ib0 is ARMED"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := three()

@@ -81,7 +81,8 @@ func (f *Fabric) way(r *Report, from, to topo.Ref, prefix string) (hops []Hop, o
 		}
 		over = append(over, f.portName(h.Out))
 		if n.Switch.Unwritten {
-			r.add(Warn, "path", "weft sm", "%s%s did not accept all of its tables: its way may be another", prefix, f.name(h.Out))
+			r.add(Warn, "path", "weft sm", "%s%s did not accept all of its tables: its way may be another", prefix,
+				f.name(h.Out))
 		}
 	}
 	what := "directly"
@@ -117,7 +118,8 @@ func (f *Fabric) mtu(r *Report, whole bool) {
 	switch {
 	case bad || !whole && len(narrow) == 0:
 	case len(narrow) > 0:
-		r.add(Warn, "mtu", fmt.Sprintf("an MTU of %d in the program, such as ib_write_bw -m %d", smallest.Bytes(), smallest.Bytes()),
+		r.add(Warn, "mtu", fmt.Sprintf("an MTU of %d in the program, such as ib_write_bw -m %d", smallest.Bytes(),
+			smallest.Bytes()),
 			"%d on the way, though both ports can have %d: %s", smallest.Bytes(), best.Bytes(), strings.Join(narrow, ", "))
 	default:
 		r.add(OK, "mtu", "", "%d on each link", smallest.Bytes())
@@ -126,6 +128,12 @@ func (f *Fabric) mtu(r *Report, whole bool) {
 
 // lossShare is the share of lost datagrams from which on a trunk is worth a warning: one in lossShare.
 const lossShare = 1000
+
+// fewLost is the number of losses that are worth no warning: some packets are lost while a subnet comes up.
+const fewLost = 10
+
+// isMuch reports whether lost of all is worth a warning.
+func isMuch(lost, all uint64) bool { return lost >= fewLost && lost*lossShare > all }
 
 // trunk returns the findings of one end of a trunk; none if it is sound.
 func (f *Fabric) trunk(at topo.Ref, t Trunk) (list []Finding) {
@@ -142,7 +150,7 @@ func (f *Fabric) trunk(at topo.Ref, t Trunk) (list []Finding) {
 			max(t.Here, t.There)+headers(t.Peer)), "the MTU differs: datagrams of %d octets here, %d there; the smaller counts",
 			t.Here, t.There)
 	}
-	if t.Lost*lossShare > t.Received+t.Lost {
+	if isMuch(t.Lost, t.Received+t.Lost) {
 		add(Warn, "weft fault list; the counters of the interface (ip -s link)", "%d of %d datagrams were lost", t.Lost,
 			t.Received+t.Lost)
 	}
@@ -232,7 +240,8 @@ func (f *Fabric) broken() (list []brokenTrunk) {
 		if a.IsNone() || b.IsNone() || slices.Contains(refs, a) || slices.Contains(refs, b) {
 			continue
 		}
-		x := Finding{Level: Fail, Step: "trunk", Fix: "weft trunk on both nodes; weft fabric sweep accepts the shape as it is",
+		x := Finding{Level: Fail, Step: "trunk",
+			Fix:  "weft trunk on both nodes; weft fabric sweep accepts the shape as it is",
 			What: fmt.Sprintf("the link between %s and %s is lost", f.portName(a), f.portName(b))}
 		list = append(list, brokenTrunk{x, a.Node, a})
 	}
@@ -242,6 +251,7 @@ func (f *Fabric) broken() (list []brokenTrunk) {
 // counters reports the counters of the ports on the way.
 func (f *Fabric) counters(r *Report) {
 	read, bad := 0, 0
+	var few []string
 	for _, h := range r.Hops {
 		for _, at := range []topo.Ref{h.Out, h.In} {
 			c, ok := f.Counters[at]
@@ -254,18 +264,27 @@ func (f *Fabric) counters(r *Report) {
 				n    uint64
 				what string
 			}{{c.Discards, "packets not sent"}, {c.Errors, "damaged packets"},
-				{c.Constraints, "packets of a foreign partition"}, {c.Symbols, "datagrams lost"}, {c.Downs, "failures of the link"}} {
+				{c.Constraints, "packets of a foreign partition"}, {c.Symbols, "datagrams lost"}, {c.Downs,
+					"failures of the link"}} {
 				if x.n > 0 {
 					parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
 				}
 			}
-			if len(parts) > 0 {
+			lost := c.Discards + c.Errors + c.Constraints + c.Symbols
+			text := f.portName(at) + ": " + strings.Join(parts, ", ")
+			switch {
+			case isMuch(lost, c.Packets+lost):
 				bad++
-				r.add(Warn, "counters", "perfquery shows whether they grow", "%s: %s", f.portName(at), strings.Join(parts, ", "))
+				r.add(Warn, "counters", "weft run -- perfquery shows whether they grow", "%s, of %d packets", text, c.Packets)
+			case len(parts) > 0:
+				few = append(few, text)
 			}
 		}
 	}
-	if read > 0 && bad == 0 {
+	switch {
+	case len(few) > 0:
+		r.add(OK, "counters", "", "few losses since the start: %s", strings.Join(few, "; "))
+	case read > 0 && bad == 0:
 		r.add(OK, "counters", "", "no errors at %d ports", read)
 	}
 }

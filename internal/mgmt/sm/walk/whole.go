@@ -130,7 +130,8 @@ func (f *Fabric) allWays() (list []Finding) {
 	}
 	for _, i := range f.Topo.Switches() {
 		if f.Topo.Nodes[i].Switch.Unwritten {
-			list = append(list, Finding{Warn, "path", f.name(topo.Ref{Node: i}) + " did not accept all of its tables", "weft sm"})
+			list = append(list, Finding{Warn, "path", f.name(topo.Ref{Node: i}) + " did not accept all of its tables",
+				"weft sm"})
 		}
 	}
 	return list
