@@ -227,8 +227,9 @@ type Trunk struct {
 	Peer    string `json:"peer"`
 	Port    int    `json:"port"` // of the node's switch
 	Up      bool   `json:"up"`
-	Node    string `json:"node"` // the peer's GUID; empty: not known yet
-	Name    string `json:"name"` // of the peer, the same way, and Version
+	State   string `json:"state"` // of that port: DOWN, INIT, ARMED, ACTIVE
+	Node    string `json:"node"`  // the peer's GUID; empty: not known yet
+	Name    string `json:"name"`  // of the peer, the same way, and Version
 	Version string `json:"version"`
 	// Security is what is done to packets: encrypt, authenticate or none; empty: there are no keys. KeysSince is when
 	// those in use were agreed on.
@@ -258,7 +259,7 @@ const (
 // AllPorts is the member that stands for every port.
 const AllPorts = "ALL"
 
-// Partition is a partition as it is intended.
+// Partition is a partition as it is intended, and as ports have it. One that is intended has a name.
 type Partition struct {
 	Name    string   `json:"name"`
 	PKey    string   `json:"pkey"`
@@ -270,9 +271,26 @@ type Partition struct {
 // AllPorts; to show one, a GUID or AllPorts.
 type Member struct {
 	Port       string `json:"port"`
-	Membership string `json:"membership"`
-	Name       string `json:"name"` // of the port's node, where the node that answers has it
+	Membership string `json:"membership"` // as intended; empty: it shall not be one
+	Name       string `json:"name"`       // of the port's node, where the node that answers has it
+	// Has is the membership by the answers of the port: full, limited or no; of AllPorts the number of ports that are
+	// as intended. It is empty where the node that answers is not the master.
+	Has string `json:"has"`
+	Differs
 }
+
+// Differs tells how what is real differs from what is intended.
+type Differs struct {
+	Flag string `json:"flag"` // one of the flags; empty: it does not differ, or the node that answers is not the master
+	Why  string `json:"why"`  // the reason, where the manager has one
+}
+
+// Flags of Differs.
+const (
+	FlagMissing = "missing"
+	FlagExtra   = "extra"
+	FlagNotYet  = "not yet" // no sweep of the manager has applied the newest change
+)
 
 // SubnetGroup is a multicast group that the master's SA keeps.
 type SubnetGroup struct {
@@ -292,6 +310,7 @@ type GroupMember struct {
 	PortGUID string   `json:"port_guid"`
 	Name     string   `json:"name"`
 	Join     []string `json:"join"` // full, non, send_only, send_only_full
+	Differs           // whether packets of the group reach the port
 }
 
 // GroupJoin names the permanent members of a multicast group, whether their programs join it or not. Without members it

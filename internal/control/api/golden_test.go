@@ -56,6 +56,8 @@ var goldenRequests = []struct{ method, path, body string }{
 	{"GET", "/fabric/text", ""},
 	{"GET", "/fabric/routes", ""},
 	{"GET", "/fabric/path?from=a+b&to=c%40d%26e", ""},
+	{"GET", "/fabric/check?from=a+b&to=c%40d%26e", ""},
+	{"GET", "/fabric/findings", ""},
 	{"GET", "/fabric/manager", ""},
 	{"GET", "/fabric/trunks", ""},
 	{"GET", "/fabric/partitions", ""},

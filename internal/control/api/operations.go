@@ -85,6 +85,14 @@ var (
 	FindPath = Op[PathQuery, Path]{Method: "GET", Path: "/fabric/path?from&to",
 		What: "cannot show the fabric", Access: ReadAccess}
 
+	// CheckPair walks from one port to another, and back.
+	CheckPair = Op[PathQuery, PairCheck]{Method: "GET", Path: "/fabric/check?from&to",
+		What: "cannot check the ports", Access: ReadAccess}
+
+	// CheckFabric checks the whole subnet.
+	CheckFabric = Op[None, []Finding]{Method: "GET", Path: "/fabric/findings",
+		What: "cannot check the fabric", Access: ReadAccess}
+
 	GetManager = Op[None, Manager]{Method: "GET", Path: "/fabric/manager",
 		What: "cannot show the subnet manager", Access: ReadAccess}
 

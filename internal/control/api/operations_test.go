@@ -38,6 +38,14 @@ func (b *fake) operations() *http.ServeMux {
 			string(f))
 	})
 	Handle(mux, ListRoutes, NoInput(b.Routes))
+	Handle(mux, CheckPair, func(ctx context.Context, q PathQuery) (PairCheck, error) {
+		p, err := b.Path(ctx, q.From, q.To)
+		return PairCheck{From: p.From, To: p.To, Hops: []CheckHop{{MTU: 4096}}}, err
+	})
+	Handle(mux, CheckFabric, NoInput(func(ctx context.Context) ([]Finding, error) {
+		_, err := b.Path(ctx, "", "")
+		return []Finding{{Level: LevelOK, Check: "port", What: "sound"}}, err
+	}))
 	Handle(mux, FindPath, func(ctx context.Context, q PathQuery) (Path, error) { return b.Path(ctx, q.From, q.To) })
 	Handle(mux, StartSweep, Action(b.Sweep))
 	Handle(mux, GetManager, NoInput(b.Manager))

@@ -53,6 +53,7 @@ type VESWPort struct {
 	Default bool     `json:"default"`
 	MACs    []string `json:"macs"` // of its own
 	Groups  []string `json:"groups"`
+	Differs
 }
 
 // VESWProblem is a difference between a VESW and its intent.

@@ -132,6 +132,7 @@ func (s *Subnet) flush(now mono.Time) {
 func (s *Subnet) dispatch(now mono.Time, c *Port, v agent.Verdict, d *mad.Datagram) {
 	switch {
 	case v == agent.Done:
+	case v == agent.Deliver && c == nil && s.replied(d):
 	case v == agent.Deliver && c == nil:
 		if s.Manager != nil && (d.Long == nil || forEthernetManager(d)) {
 			s.Manager.Handle(now, d)

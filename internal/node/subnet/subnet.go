@@ -109,6 +109,7 @@ type Subnet struct {
 	queued    []outbound // between the agents of the node
 	outgoing  []outbound // for others, once changes are published
 	gsi       *gsi
+	asks      requests
 	mirrorPSN ib.PSN // of the next mirrored datagram
 }
 
@@ -163,6 +164,7 @@ func New(c Config) *Subnet {
 	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), server: loop.NewServer[inbound](inboxLen),
 		ports: map[uint8]*Port{}, Functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
 	s.gsi = newGSI(s)
+	s.asks.waiting = map[uint64]chan<- mad.Perf{}
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
 		VendorID: vendorID, Description: c.Host +

@@ -258,6 +258,10 @@ func (s *Subnet) trunkEvent(e trunk.Event) {
 // TrunkPort is the port of the switch that a trunk is plugged into.
 func (s *Subnet) TrunkPort(peer int) uint8 { return s.wiring.Load().Trunk[peer] }
 
+// portStates are the states of ports as the control interface has them.
+var portStates = map[ib.PortState]string{ib.PortDown: "DOWN", ib.PortInit: "INIT", ib.PortArmed: "ARMED",
+	ib.PortActive: "ACTIVE"}
+
 // Trunks describes the trunks, none where the node has none. wall is a time of the node's clock as people have it. No
 // lane may call it.
 func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err error) {
@@ -288,6 +292,13 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 			list = append(list, t)
 		}
 	})
+	if err == nil {
+		err = s.Do(func() {
+			for p := range list {
+				list[p].State = portStates[s.Switch.Port(uint8(list[p].Port)).PortState]
+			}
+		})
+	}
 	for i, l := range s.lanes.All() {
 		if err == nil {
 			err = l.Query(func() {
@@ -368,6 +379,15 @@ func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 		to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 		to.Values[mad.CounterRcvErrors] += k.RcvErrors
 	}
+	// What a cable would count as damaged symbols and failures are datagrams that did not arrive, and ends of the trunk.
+	first := c.s.lanes.First()
+	first.Query(func() { // a stuck lane has other symptoms
+		if peer := int(w.Port[port].Number); c.s.trunks != nil && c.s.trunks.Used(peer) {
+			k := c.s.trunks.Status(peer)
+			to.Values[mad.CounterSymbolErrors] += k.Lost
+			to.Values[mad.CounterLinkDowned] += k.Downs
+		}
+	})
 }
 
 func add(to *agent.Counts, xd, rd, xp, rp, ux, ur, mx, mr uint64) {
