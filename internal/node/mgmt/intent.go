@@ -27,8 +27,12 @@ func (n *Network) partitions(ctx context.Context) (list []api.Partition, err err
 		return nil, err
 	}
 	t := n.topologyIfKnown()
-	for _, p := range manager.Partitions(&i, &v) {
+	intended := manager.Partitions(&i, &v)
+	for _, p := range intended {
 		list = append(list, describePartition(&p, t))
+	}
+	if real, master := n.truth(); master {
+		list = addTruth(list, intended, &real)
 	}
 	return list, nil
 }
@@ -197,8 +201,15 @@ func (n *Network) subnetGroups(ctx context.Context) (list []api.SubnetGroup, err
 				QKey: uint32(g.QKey), MTU: describe.MTU(g.MTU), Gbps: describe.Gbps(g.Rate),
 				SL: int(g.SL), Permanent: g.Permanent}
 			for _, m := range g.Members {
-				v.Members = append(v.Members, api.GroupMember{PortGUID: m.PortGUID.String(),
-					Name: portName(t, m.PortGUID), Join: joinNames(m.JoinState)})
+				x := api.GroupMember{PortGUID: m.PortGUID.String(), Name: portName(t, m.PortGUID),
+					Join: joinNames(m.JoinState)}
+				switch {
+				case t.PortByGUID(m.PortGUID).IsNone():
+					x.Differs = api.Differs{Flag: api.FlagMissing, Why: sm.Absent}
+				case !n.manager.Carries(g.MLID, m.PortGUID):
+					x.Differs = api.Differs{Flag: api.FlagNotYet, Why: "the switches do not forward the group to it yet"}
+				}
+				v.Members = append(v.Members, x)
 			}
 			list = append(list, v)
 		}

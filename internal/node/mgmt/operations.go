@@ -19,6 +19,8 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.GetSubnetText, n.subnetText)
 	api.Handle(mux, api.ListRoutes, api.NoInput(n.routes))
 	api.Handle(mux, api.FindPath, n.findPath)
+	api.Handle(mux, api.CheckPair, n.checkPair)
+	api.Handle(mux, api.CheckFabric, api.NoInput(n.checkFabric))
 	api.Handle(mux, api.StartSweep, api.Action(n.sweep))
 	api.Handle(mux, api.GetManager, api.NoInput(n.getManager))
 	api.Handle(mux, api.ChangeManager, api.NoOutput(n.setManager))
@@ -76,10 +78,8 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 	}
 	s, _ := n.status()
 	list = append(list, n.VESWs.degraded()...)
-	if problems := len(s.Problems); problems > 0 {
-		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems),
-			Fix: "weft sm"})
-	}
+	list = append(list, managerDegraded(&s)...)
+	list = append(list, n.truthDegraded()...)
 	if s.Elected {
 		return list, nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/sm/em"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/node/describe"
@@ -130,11 +131,32 @@ func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Su
 					p.BaseMAC = x.BaseMAC.String()
 				}
 				p.MACs, p.Groups = macTexts(x.MACs), macTexts(x.Multicast)
+				p.Differs = memberDiffers(x, is.Problems)
 			}
 		}
 		v.Ports = append(v.Ports, p)
 	}
 	return v
+}
+
+// memberDiffers compares the state of a member's port with that of one that forwards.
+func memberDiffers(x *em.MemberStatus, problems []em.Problem) (d api.Differs) {
+	switch x.State {
+	case em.StateForwarding:
+		return d
+	case em.StateWaiting, em.StateConfiguring, em.StateDropping:
+		d = api.Differs{Flag: api.FlagNotYet, Why: "the port is " + x.State}
+	case em.StateAbsent:
+		d = api.Differs{Flag: api.FlagMissing, Why: sm.Absent}
+	default:
+		d = api.Differs{Flag: api.FlagMissing, Why: "its interface is " + x.State}
+	}
+	for _, p := range problems {
+		if p.Port == x.Port {
+			d = api.Differs{Flag: api.FlagMissing, Why: p.What}
+		}
+	}
+	return d
 }
 
 func macTexts(list []em.MAC) (texts []string) {
