@@ -149,7 +149,8 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(upCommand(a), tokenCommand(a), joinCommand(a), leaveCommand(a), memberCommand(a),
 		downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
-		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a),
+		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), checkCommand(a), doctorCommand(a),
+		storeCommand(a), ipoibCommand(a), vmCommand(a),
 		veswCommand(a), versionCommand(a), docsCommand(a, documented))
 	root.InitDefaultHelpCmd()
 	helpErrors(root)

@@ -151,6 +151,10 @@ func (b *fakeBackend) Status(context.Context) (api.Status, error) {
 		s.Degraded = []api.Degraded{{What: b.c.Device + " port 1 is down", Why: "interface eth0 has no carrier",
 			Fix: "ip link set eth0 up"}}
 	}
+	if b.mode == "subnet" {
+		s.Manager = "master"
+		s.Trunks = []api.Trunk{{Peer: "10.0.0.2:4792", Up: true, State: "INIT", Node: "02aa:0000:0002:0000"}}
+	}
 	s.Devices = []api.DeviceSummary{dev}
 	if b.mode != "empty" {
 		s.Sessions = []api.Session{{Owner: b.owner(1), Memory: "process", Objects: 5}, {Owner: b.owner(2)},

@@ -280,7 +280,10 @@ var trunkColumns = []column[api.Trunk]{
 	{head: "PEER", cell: func(t api.Trunk) any { return t.Peer }},
 	{head: ">PORT", cell: func(t api.Trunk) any { return t.Port }, wide: 3},
 	{head: "STATE", cell: func(t api.Trunk) any {
-		if t.Up {
+		switch {
+		case isIdle(t):
+			return "up, " + strings.ToLower(t.State)
+		case t.Up:
 			return "up"
 		}
 		return "down"

@@ -63,6 +63,26 @@ func (f *fakeFabric) Path(_ context.Context, from, to string) (api.Path, error) 
 		Hops: []api.FabricEnd{{Description: from, Port: 1}}}, f.master()
 }
 
+// CheckPair walks a way that works, and from "broken" one that does not.
+func (f *fakeFabric) CheckPair(_ context.Context, q api.PathQuery) (api.PairCheck, error) {
+	end := func(port int, d string) api.FabricEnd { return api.FabricEnd{Port: port, Description: d} }
+	c := api.PairCheck{Works: true, Verdict: "works, with MTU 4096", MTU: 4096, Hops: []api.CheckHop{{Out: end(1,
+		"h weft_ib0"), In: end(1, "h weft switch"), State: "ACTIVE", MTU: 4096, Gbps: 100}},
+		Findings: []api.Finding{{Level: api.LevelOK, Check: "port", What: "h weft_ib0: LID 2, ACTIVE"}}}
+	if q.From == "broken" {
+		c.Works, c.Verdict, c.Fix = false, "breaks at partition: they have no partition in common", "weft pkey add 0x8001 A B"
+		c.Findings = append(c.Findings, api.Finding{Level: api.LevelFail, Check: "partition",
+			What: "they have no partition in common", Fix: c.Fix})
+	}
+	return c, f.master()
+}
+
+func (f *fakeFabric) CheckFabric(context.Context) ([]api.Finding, error) {
+	return []api.Finding{{Level: api.LevelOK, Check: "manager", What: "one master, this node"},
+		{Level: api.LevelWarn, Check: "trunk", What: "h weft switch to 10.0.0.2:4792: 5 of 7 datagrams were lost",
+			Fix: "weft fault list"}}, f.master()
+}
+
 func (f *fakeFabric) Sweep(context.Context) error { return f.master() }
 
 func (f *fakeFabric) Manager(ctx context.Context) (api.Manager, error) {

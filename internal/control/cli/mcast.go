@@ -5,6 +5,7 @@ package cli
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -144,7 +145,8 @@ var subnetMemberColumns = []column[subnetMember]{
 	{head: "MGID", cell: func(m subnetMember) any { return m.MGID }},
 	{head: "PORT GUID", cell: func(m subnetMember) any { return m.PortGUID }},
 	{head: "JOIN", cell: func(m subnetMember) any { return strings.Join(m.Join, ",") }},
-	{head: "OF", cell: func(m subnetMember) any { return m.Name }},
+	{head: "FLAG", cell: func(m subnetMember) any { return m.Flag }},
+	{head: "OF", cell: func(m subnetMember) any { return m.Name }, wide: 2},
 }
 
 func printSubnetMembers(w *screen, groups []api.SubnetGroup) {
@@ -154,7 +156,16 @@ func printSubnetMembers(w *screen, groups []api.SubnetGroup) {
 			rows = append(rows, subnetMember{g, m})
 		}
 	}
-	writeTable(w, "no members", subnetMemberColumns, rows)
+	columns := subnetMemberColumns
+	if !slices.ContainsFunc(rows, func(m subnetMember) bool { return m.Flag != "" }) {
+		columns = slices.DeleteFunc(slices.Clone(columns), func(c column[subnetMember]) bool { return c.head == "FLAG" })
+	}
+	writeTable(w, "no members", columns, rows)
+	for _, m := range rows {
+		if m.Flag != "" {
+			printDiffers(w, portText(m.PortGUID, m.Name)+" in "+m.MGID, m.Differs, "weft fabric nodes; weft sm")
+		}
+	}
 }
 
 func mcastJoin(a *app) *cobra.Command {

@@ -62,7 +62,7 @@ var mistakes = []mistake{
 		then: 0},
 	{line: "stat --scop link", code: 2, want: "unknown flag: --scop", fix: "weft stat --scope", then: 2},
 	{line: "stat --scope cable", code: 2, want: `not "cable"`, fix: "weft stat --scope link", then: 0},
-	{line: "wait --for=ever", code: 2, want: `not "ever"`, fix: "weft wait --for=active", then: 0},
+	{line: "wait --for=ever", code: 2, want: `"ever" is none of`, fix: "weft wait --for=active", then: 0},
 	{line: "up --lane 3", code: 2, want: "unknown flag: --lane", fix: "weft up --lanes", then: 2},
 	{line: "up --lanes 99", code: 2, want: "lanes must be", fix: "weft up --help", then: 0},
 	{line: "up --lanes many", code: 2, want: `--lanes must be a number, not "many"`, fix: "weft up --help", then: 0},

@@ -9,7 +9,6 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,95 +82,6 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (last api.Stat
 	}
 	last.PID = peer.PID
 	return last, nil
-}
-
-func waitCommand(a *app) *cobra.Command {
-	var what string
-	var timeout time.Duration
-	cmd := &cobra.Command{
-		Use:   "wait",
-		Short: "wait until the ports of the node are active, or until it is ready",
-		Long: `Wait until the ports of the node are active and its trunks up (--for=active), or
-until programs can use the node (--for=ready). Ports of devices that were
-disabled do not count.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			is, ok := map[string]func(api.Status) bool{"active": isActive, "ready": isReady}[what]
-			if !ok {
-				return usage("weft wait --for=active", "--for must be active or ready, not %q", what)
-			}
-			dir, named, err := a.nodeDir()
-			if err != nil {
-				return err
-			}
-			c := dial(dir)
-			defer c.Close()
-			last, err := await(cmd.Context(), c, timeout, is)
-			if err == nil {
-				if off := disabled(last); what == "active" && len(off) > 0 {
-					fmt.Fprintf(a.env.Out, "weft: did not wait for %s: disabled on purpose (weft status)\n",
-						strings.Join(off, ", "))
-				}
-				return nil
-			}
-			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout),
-				Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
-			var ae *api.Error
-			switch {
-			case refused(err):
-				return err
-			case errors.As(err, &ae) && ae.Code == api.CodeNoNode:
-				e.Why, e.Fix = "no node runs in "+dir, "weft up"+dirFlag(dir, named)
-			case errors.As(err, &ae):
-				e.Why = ae.Why
-				if ae.Fix != "" {
-					e.Fix = ae.Fix
-				}
-			case last.Ready:
-				e.Why, e.Fix = inactive(last, e.Fix)
-			}
-			return e
-		},
-	}
-	f := cmd.Flags()
-	f.StringVar(&what, "for", "active", "active: every port is active and every trunk up; ready: programs can use the node")
-	f.DurationVar(&timeout, "timeout", 30*time.Second, "time to wait")
-	return cmd
-}
-
-func isReady(s api.Status) bool { return s.Ready }
-
-// isActive reports whether every port is active and every trunk up. Disabled devices do not count.
-func isActive(s api.Status) bool {
-	return s.Ready && len(s.Devices) > 0 && !slices.ContainsFunc(s.Devices, isInactive) &&
-		!slices.ContainsFunc(s.Trunks, isDown)
-}
-
-func isInactive(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" }
-
-func isDown(t api.Trunk) bool { return !t.Up }
-
-// inactive names what keeps a node from being active, with its fix; other is the fix where no trunk is down.
-func inactive(s api.Status, other string) (why, fix string) {
-	var ports, peers []string
-	for _, d := range s.Devices {
-		if isInactive(d) {
-			ports = append(ports, d.Name)
-		}
-	}
-	for _, t := range s.Trunks {
-		if isDown(t) {
-			peers = append(peers, t.Peer)
-		}
-	}
-	switch {
-	case len(peers) > 0:
-		return "the trunk to " + strings.Join(peers, " and ") + " is down",
-			"weft up --peer with an address of this node, on that host"
-	case len(ports) > 0:
-		return "the port of " + strings.Join(ports, " and ") + " is not active", other
-	}
-	return "it has no device", other
 }
 
 // disabled names the devices with ports that are down on purpose.

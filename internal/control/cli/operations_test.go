@@ -44,6 +44,8 @@ func (b *fakeBackend) operations() *http.ServeMux {
 		return b.Path(ctx,
 			q.From, q.To)
 	})
+	api.Handle(mux, api.CheckPair, b.CheckPair)
+	api.Handle(mux, api.CheckFabric, api.NoInput(b.CheckFabric))
 	api.Handle(mux, api.StartSweep, api.Action(b.Sweep))
 	api.Handle(mux, api.GetManager, api.NoInput(b.Manager))
 	api.Handle(mux, api.ChangeManager, api.NoOutput(b.SetManager))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,6 +29,11 @@ A P_Key is a hexadecimal number that begins with 0x, as in 0x8001. Its top bit,
 the membership, does not count: 0x1 and 0x8001 are the same partition.
 
 ` + memberHelp + `
+
+The list shows what members are intended to be (AS) beside what their ports have
+by their own answers (HAS), and flags a difference: missing, extra, or not yet
+where no sweep has applied the newest change. Only the master knows what ports
+have.
 
 As soon as there is a partition, every port becomes a limited member of the
 default partition (0x7fff): it reaches the subnet manager, and no other port.
@@ -83,8 +89,15 @@ var partitionColumns = []column[partitionMember]{
 	{head: "P_KEY", cell: func(m partitionMember) any { return m.of.PKey }},
 	{head: "MEMBER", cell: func(m partitionMember) any { return m.member.Port }},
 	{head: "AS", cell: func(m partitionMember) any { return m.member.Membership }},
-	{head: "OF", cell: func(m partitionMember) any { return m.member.Name }},
+	{head: "HAS", cell: func(m partitionMember) any { return m.member.Has }},
+	{head: "FLAG", cell: func(m partitionMember) any { return m.member.Flag }},
+	{head: "OF", cell: func(m partitionMember) any { return m.member.Name }, wide: 1},
 }
+
+// intendedColumns are the columns of a node that does not know what ports have.
+var intendedColumns = slices.DeleteFunc(slices.Clone(partitionColumns), func(c column[partitionMember]) bool {
+	return c.head == "HAS" || c.head == "FLAG"
+})
 
 func printPartitions(w *screen, partitions []api.Partition) {
 	var rows []partitionMember
@@ -96,8 +109,49 @@ func printPartitions(w *screen, partitions []api.Partition) {
 			rows = append(rows, partitionMember{of: p})
 		}
 	}
-	writeTable(w, "no partitions: every port is a full member of the default one", partitionColumns, rows)
+	columns := intendedColumns
+	if slices.ContainsFunc(rows, func(m partitionMember) bool { return m.member.Has != "" }) {
+		columns = partitionColumns
+	}
+	writeTable(w, "no partitions: every port is a full member of the default one", columns, rows)
+	for _, m := range rows {
+		if m.member.Flag != "" {
+			printDiffers(w, portText(m.member.Port, m.member.Name)+" in "+m.of.PKey, m.member.Differs,
+				memberFix(m.of.PKey, &m.member))
+		}
+	}
 }
+
+// portText is the name of a port's node, or its GUID.
+func portText(guid, name string) string {
+	if name == "" {
+		return guid
+	}
+	return name
+}
+
+// printDiffers prints how something differs from its intent, with the reason and the fix.
+func printDiffers(w *screen, what string, d api.Differs, fix string) {
+	text := what + ": " + d.Flag
+	if d.Why != "" {
+		text += ": " + d.Why
+	}
+	fields{w, 5}.line("note:", "%s. fix: %s", text, fix)
+}
+
+// memberFix is the fix of a member that differs.
+func memberFix(pkey string, m *api.Member) string {
+	switch {
+	case m.Flag == api.FlagNotYet:
+		return "wait; weft sm"
+	case m.Why == absentText:
+		return "start its node, or weft pkey delete " + pkey + " " + m.Port
+	}
+	return "weft sm shows its problems; weft fabric sweep tries again"
+}
+
+// absentText is the reason of a member that the subnet does not have.
+const absentText = "the port is not in the subnet"
 
 func pkeyAdd(a *app) *cobra.Command {
 	const what = "cannot add to the partition"

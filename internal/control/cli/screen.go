@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"weft/internal/control/api"
 	"weft/internal/host/terminal"
 )
 
@@ -90,11 +91,11 @@ func stateStyle(text string) style {
 // nameStyle is the style of the name of a line of fields.
 func (w *screen) nameStyle(name string) style {
 	switch name {
-	case "degraded", "problem":
+	case "degraded", "problem", api.LevelFail:
 		return red
-	case "notice", "note", "fault":
+	case "notice", "note", "fault", api.LevelWarn:
 		return yellow
-	case "health":
+	case "health", api.LevelOK:
 		return green
 	}
 	return bold

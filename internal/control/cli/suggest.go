@@ -10,6 +10,13 @@ import (
 
 // otherWords are words that other tools have for a command, with the command line of weft.
 var otherWords = map[string]string{
+	"diagnose":   "doctor",
+	"verify":     "doctor",
+	"test":       "doctor",
+	"ping":       "check",
+	"trace":      "check",
+	"traceroute": "check",
+	"path":       "check",
 	"connect":    "join HOST",
 	"enter":      "join HOST",
 	"invite":     "token",

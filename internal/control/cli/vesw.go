@@ -5,6 +5,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -186,7 +187,11 @@ func printVESW(w *screen, v api.VESW) {
 	line("  macs", "%s", macs)
 	if len(v.Ports) > 0 {
 		fmt.Fprintln(w)
-		writeTable(w, "", veswPortColumns, v.Ports)
+		columns := veswPortColumns
+		if !slices.ContainsFunc(v.Ports, func(p api.VESWPort) bool { return p.Flag != "" }) {
+			columns = slices.DeleteFunc(slices.Clone(columns), func(c column[api.VESWPort]) bool { return c.head == "FLAG" })
+		}
+		writeTable(w, "", columns, v.Ports)
 	}
 	for i, p := range v.Problems {
 		if i == 0 {
@@ -224,6 +229,7 @@ var veswPortColumns = []column[api.VESWPort]{
 		}
 		return p.State
 	}},
+	{head: "FLAG", cell: func(p api.VESWPort) any { return p.Flag }},
 	{head: "OF", cell: func(p api.VESWPort) any { return p.Name }},
 }
 
