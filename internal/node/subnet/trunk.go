@@ -172,9 +172,7 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
 		return 0, errors.Join(e, err)
 	}
 	if at := s.trunks.Peer(peer); at.IsValid() {
-		for _, l := range s.lanes.All() {
-			l.Post(func() { l.Net.SetTrunkPeer(peer, ib.GIDFromAddr(at.Addr().WithZone(""))) })
-		}
+		s.faultsAt(peer, at)
 	}
 	if e := s.Do(func() { err = s.plugTrunk(peer, name) }); e != nil || err != nil {
 		first.Query(func() { s.trunks.RemovePeer(first.Now(), peer) })
@@ -210,10 +208,15 @@ func (s *Subnet) MoveTrunk(peer int, at netip.AddrPort) (err error) {
 	if e := s.lanes.First().Query(func() { err = s.trunks.SetAddr(peer, at) }); e != nil || err != nil {
 		return errors.Join(e, err)
 	}
+	s.faultsAt(peer, at)
+	return nil
+}
+
+// faultsAt has faults of an address act on the trunk to the peer that is there.
+func (s *Subnet) faultsAt(peer int, at netip.AddrPort) {
 	for _, l := range s.lanes.All() {
 		l.Post(func() { l.Net.SetTrunkPeer(peer, ib.GIDFromAddr(at.Addr().WithZone(""))) })
 	}
-	return nil
 }
 
 // TrunkUp reports whether a trunk is up. No lane may call it.
@@ -245,7 +248,11 @@ func (s *Subnet) RemoveTrunk(peer int) error {
 
 // trunkEvent handles a trunk that came up or went down; it is called on lane 0.
 func (s *Subnet) trunkEvent(e trunk.Event) {
+	at := s.trunks.Peer(e.Peer) // of a peer without an address: where its hello came from
 	s.Post(func() {
+		if e.Up && at.IsValid() {
+			s.faultsAt(e.Peer, at)
+		}
 		t := &s.peers[e.Peer]
 		t.up, t.node = e.Up, e.Node
 		s.log.Info("trunk", "peer", t.name, "up", e.Up, "node", e.Node, "name", e.Name)
