@@ -15,7 +15,7 @@ const MaxName = 63
 
 // reserved are names with another meaning in commands or certificates.
 var reserved = []string{"all", "any", "none", "self", "localhost", "fabric", "weft", "ca", "member", "voter", "manager",
-	"administrator", "leaf"}
+	"administrator", "leaf", "spine"}
 
 // CheckName returns why s is no name of a member: a lower-case label as RFC 1123, section 2.1, has it.
 func CheckName(s string) error {
@@ -135,14 +135,16 @@ const (
 	Administrator
 	// Leaf: no path of others leads through the member; one open UDP port is enough.
 	Leaf
+	// Spine: paths of others lead through the member before all members without this role. It permits nothing.
+	Spine
 
-	allRoles = Voter | Manager | Administrator | Leaf
+	allRoles = Voter | Manager | Administrator | Leaf | Spine
 )
 
 // HostRoles is what a host gets where a token does not restrict it.
 const HostRoles = Voter | Manager | Administrator
 
-var roleNames = []string{"voter", "manager", "administrator", "leaf"}
+var roleNames = []string{"voter", "manager", "administrator", "leaf", "spine"}
 
 // Has reports whether r has all of x.
 func (r Role) Has(x Role) bool { return r&x == x }
@@ -154,6 +156,8 @@ func (r Role) Check() error {
 		return fmt.Errorf("there is no role %#x", uint8(r&^allRoles))
 	case r.Has(Leaf) && r&(Voter|Manager) != 0:
 		return fmt.Errorf("a leaf is neither voter nor manager")
+	case r.Has(Leaf | Spine):
+		return fmt.Errorf("a leaf is no spine")
 	}
 	return nil
 }

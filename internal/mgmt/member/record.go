@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"weft/internal/mgmt/member/shape"
 	"weft/internal/proto/ib"
 )
 
@@ -112,7 +113,10 @@ type Record struct {
 	Store       string    `json:"store,omitempty"`  // HOST:PORT at which its store serves members; empty: it has none
 	Epochs      []uint32  `json:"epochs,omitempty"` // of the CAs with keys that were sealed to it
 	Joined      time.Time `json:"joined"`
-	By          string    `json:"by"` // the author: a token and its maker
+	// Switch is what the member reported about trunks, and Place where the plan put it (package shape).
+	Switch Switch      `json:"switch,omitzero"`
+	Place  shape.Place `json:"place,omitzero"`
+	By     string      `json:"by"` // the author: a token and its maker
 }
 
 // Check returns why r is no record.
@@ -137,6 +141,9 @@ func (r *Record) Check() error {
 	if err := checkAddresses(r.Addresses, r.Store); err != nil {
 		return err
 	}
+	if err := r.Switch.Check(); err != nil {
+		return err
+	}
 	c, err := x509.ParseCertificate(r.Certificate)
 	if err != nil {
 		return fmt.Errorf("the certificate of %s: %w", r.Name, err)
@@ -155,6 +162,22 @@ func checkAddresses(list []string, store string) error {
 		if err := CheckAddress(a); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Switch is the switch of a member, as the plan of trunks needs it.
+type Switch struct {
+	Ports   int `json:"ports,omitempty"`   // 0: not reported yet
+	Devices int `json:"devices,omitempty"` // ports that are not for trunks, at least shape.DevicePorts
+	// Settled is shape.Plan.Mark while all planned trunks of the member are up, 0 otherwise.
+	Settled uint64 `json:"settled,omitempty"`
+}
+
+// Check returns why s is no switch.
+func (s Switch) Check() error {
+	if s.Ports < 0 || s.Ports > shape.MaxPorts || s.Devices < 0 || s.Devices > shape.MaxPorts {
+		return fmt.Errorf("a switch has no %d ports with %d for devices", s.Ports, s.Devices)
 	}
 	return nil
 }
@@ -275,6 +298,7 @@ type Report struct {
 	More        int       `json:"more"`            // users beyond the list
 	CAs         []uint32  `json:"cas"`             // epochs that its roster has: a CA signs when every member has it
 	Signed      uint32    `json:"signed"`          // the epoch of the CA of its certificate
+	Switch      Switch    `json:"switch,omitzero"` // as of the Record
 }
 
 // User is a program, a guest or an IP link of a member.
@@ -298,6 +322,9 @@ func (r *Report) Check() error {
 		return errors.New("a list of the report is too long")
 	}
 	if err := checkAddresses(r.Addresses, r.Store); err != nil {
+		return err
+	}
+	if err := r.Switch.Check(); err != nil {
 		return err
 	}
 	for _, u := range r.Users {

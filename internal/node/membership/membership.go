@@ -54,6 +54,8 @@ type Config struct {
 	StoreAddress func() string
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
+	// Switch is the node's switch as plans of trunks need it; nil: not known.
+	Switch func() member.Switch
 	// Drain has the node accept no new program, or with on false accept them again; with force it ends those there are.
 	Drain func(on, force bool)
 	// Rekey replaces the subnet's M_Key.

@@ -221,6 +221,9 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses), Users: users,
 		Signed: signedBy(m.cert.Load().Leaf, roster)}
 	p.Store = m.storeAddress()
+	if m.cfg.Switch != nil {
+		p.Switch = m.cfg.Switch()
+	}
 	if n := len(users); n > member.MaxUsers {
 		p.Users, p.More = users[:member.MaxUsers], n-member.MaxUsers
 	}

@@ -393,6 +393,10 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 				return ops, err
 			}
 		}
+		if ops, err := placeMembers(v); err != nil || len(ops) > 0 {
+			again = true
+			return ops, err
+		}
 		var reports []member.Report
 		for _, p := range v.report {
 			reports = append(reports, p)
@@ -425,6 +429,47 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 		err = r.rekey(ctx)
 	}
 	return again && err == nil, err
+}
+
+// placeMembers writes what has changed of the switches and places of members, so that all rosters have it. A transaction
+// has a bounded number of operations; plans with some of the places are plans as well.
+func placeMembers(v *view) (ops []store.Op, err error) {
+	plan := v.roster.Shape()
+	for i := range v.roster.Members {
+		m := v.roster.Members[i]
+		p, reported := v.report[m.GUID]
+		place := plan.Place(m.GUID)
+		if m.Place == place && (!reported || m.Switch == p.Switch) || len(ops) >= store.MaxTxn/2 {
+			continue
+		}
+		m.Place = place
+		if reported {
+			m.Switch = p.Switch
+		}
+		w := put(recordKey(m.GUID), m)
+		if w.err != nil {
+			return nil, w.err
+		}
+		ops = append(ops, w.op)
+	}
+	return ops, nil
+}
+
+// SetShape gives a member the role spine or leaf, or with 0 neither.
+func (r *Registry) SetShape(ctx context.Context, name string, role member.Role) error {
+	const what = "cannot change the role"
+	return r.change(ctx, what, name, func(_ *view, m *member.Record) ([]store.Op, error) {
+		roles := m.Roles&^(member.Spine|member.Leaf) | role
+		if err := roles.Check(); err != nil {
+			return nil, problem.New(what, fmt.Sprintf("%s has the roles %v: %v", name, m.Roles, err),
+				"weft member remove "+name+"; weft token --role leaf; weft join, there")
+		}
+		if roles == m.Roles {
+			return nil, nil
+		}
+		m.Roles = roles
+		return join(put(recordKey(m.GUID), *m))
+	})
 }
 
 // advanceMember takes the state of a member on by its report, and seals the CA's keys to a voter that lacks them.

@@ -69,7 +69,8 @@ func (b *builder) candidates(in []int, keep bool) []int {
 	}
 	slices.SortStableFunc(list, func(i, j int) int {
 		x, y := &b.m[i], &b.m[j]
-		return cmp.Or(cmp.Compare(first(x.Role == SpineRole), first(y.Role == SpineRole)),
+		return cmp.Or(cmp.Compare(first(!x.Drained), first(!y.Drained)),
+			cmp.Compare(first(x.Role == SpineRole), first(y.Role == SpineRole)),
 			cmp.Compare(first(keep && x.Place.Level >= Spine), first(keep && y.Place.Level >= Spine)),
 			cmp.Compare(y.Ports, x.Ports))
 	})
@@ -150,7 +151,7 @@ func (b *builder) two(in []int, n int, keep bool) (*layout, bool) {
 	list := b.candidates(in, keep)
 	named := 0
 	for _, i := range list {
-		if b.m[i].Role == SpineRole {
+		if b.m[i].Role == SpineRole && !b.m[i].Drained {
 			named++
 		}
 	}
@@ -199,6 +200,8 @@ func (b *builder) three(in []int, keep bool) (*layout, bool) {
 	slices.SortStableFunc(list, func(i, j int) int { // cores first, and members that are spines last
 		rank := func(k int) int {
 			switch level := b.m[k].Place.Level; {
+			case b.m[k].Drained:
+				return 3
 			case !keep:
 				return 0
 			case level == Core:
@@ -273,7 +276,8 @@ func (b *builder) behind(list []int, keep bool) []int {
 	rest := slices.Clone(list)
 	if keep {
 		slices.SortStableFunc(rest, func(i, j int) int {
-			x, y := b.m[i].Place.Level == Spine, b.m[j].Place.Level == Spine
+			x := b.m[i].Place.Level == Spine && !b.m[i].Drained
+			y := b.m[j].Place.Level == Spine && !b.m[j].Drained
 			switch {
 			case x == y:
 				return 0

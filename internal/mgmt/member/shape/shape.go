@@ -116,6 +116,8 @@ type Member struct {
 	Name   string
 	Joined time.Time
 	Role   Role
+	// Drained: it is a spine or a core only if there are not enough others.
+	Drained bool
 	// Ports is the number of switch ports for planned trunks (TrunkPorts).
 	Ports int
 	// Place is that of the plan before, the zero Place if there was none.
@@ -389,7 +391,7 @@ func (b *builder) limit(k Kind, of []int, why, fix string) {
 func (b *builder) noteRoles() {
 	var spare []int
 	for i := range b.m {
-		if b.m[i].Role == SpineRole && b.place[i].Level == Leaf {
+		if b.m[i].Role == SpineRole && b.place[i].Level == Leaf && !b.m[i].Drained {
 			spare = append(spare, i)
 		}
 	}

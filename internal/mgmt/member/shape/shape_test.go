@@ -49,7 +49,7 @@ func drawMembers(t *rapid.T) []Member {
 		m := &list[i]
 		m.GUID ^= ib.GUID(rng.Uint64() >> 48)
 		m.Ports, m.Role = ports[rng.IntN(len(ports))], roles[rng.IntN(len(roles))]
-		m.Joined = epoch.Add(time.Duration(rng.IntN(n)) * time.Minute)
+		m.Joined, m.Drained = epoch.Add(time.Duration(rng.IntN(n))*time.Minute), rng.IntN(9) == 0
 		if places { // of any plan, also an impossible one
 			m.Place = Place{Level: Level(rng.IntN(4)), Pod: uint8(rng.IntN(12)), Up: uint8(rng.IntN(4))}
 		}
@@ -334,6 +334,34 @@ func TestRoles(t *testing.T) {
 		if n := spines(p); n != 6 {
 			t.Errorf("%d: %d spines, want 6", k, n)
 		}
+	}
+}
+
+// TestDrained drains spines: others take their seats, and the trunks of all others stay.
+func TestDrained(t *testing.T) {
+	for _, n := range []int{40, 200} {
+		list := some(n, usual)
+		p := New(list)
+		list = placed(p, list)
+		for i := range list {
+			if list[i].Place.Level >= Spine && list[i].Place.Pod == 0 {
+				list[i].Drained = true
+				break
+			}
+		}
+		q := New(list)
+		for _, m := range list {
+			if m.Drained != (m.Place.Level >= Spine && q.Place(m.GUID).Level == Leaf) {
+				t.Errorf("%d: %s was %v and is %v", n, m.Name, m.Place, q.Place(m.GUID))
+			}
+		}
+	}
+	list := some(17, usual)
+	for i := range list {
+		list[i].Drained = true
+	}
+	if p := New(list); p.Form != Spines || len(p.Limits) > 0 {
+		t.Errorf("all are drained: %v, %v", p.Form, p.Limits)
 	}
 }
 

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/shape"
+)
+
+// upkeep is what a voter does after changes.
+func (l *lab) upkeep(h *host) {
+	l.t.Helper()
+	for again := true; again; {
+		var err error
+		if again, err = h.Advance(l.t.Context()); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
+// TestPlaces has members join until there are leaves and spines: a voter notes where each is, and what members report
+// about their switches is in the roster of all.
+func TestPlaces(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	hosts := []*host{a}
+	for n := 2; n <= shape.MeshLimit+1; n++ {
+		l.now = l.now.Add(time.Second)
+		hosts = append(hosts, l.join(a, n, fmt.Sprintf("a%d", n)))
+	}
+	l.upkeep(a)
+	r, err := a.Roster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := r.Shape()
+	spines := 0
+	for _, m := range r.Members {
+		if m.Place != plan.Place(m.GUID) {
+			t.Errorf("%s: %+v is in the record, planned is %+v", m.Name, m.Place, plan.Place(m.GUID))
+		}
+		if m.Place.Level == shape.Spine {
+			spines++
+		}
+	}
+	if plan.Form != shape.Spines || spines != 2 {
+		t.Errorf("%v with %d spines, want 2", plan.Form, spines)
+	}
+
+	// A member reports a larger switch, and that its trunks are up.
+	g := guid(9)
+	report := member.Report{Incarnation: 1, Clock: l.now,
+		Switch: member.Switch{Ports: 200, Devices: 4, Settled: plan.Mark(g)}}
+	if err := hosts[8].Report(t.Context(), report); err != nil {
+		t.Fatal(err)
+	}
+	l.upkeep(a)
+	if r, err = a.Roster(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	settled := r.Settled(plan)
+	if m := r.ByName("a9"); m.Switch != report.Switch || !settled(g) || settled(guid(8)) {
+		t.Errorf("%+v, settled: %v, another: %v", m.Switch, settled(g), settled(guid(8)))
+	}
+	if p := r.Shape(); p.Place(g).Level != shape.Leaf {
+		t.Errorf("a larger switch takes the place of a spine: %v", p.Place(g))
+	}
+	if err := a.SetShape(t.Context(), "a9", member.Spine); err != nil {
+		t.Fatal(err)
+	}
+	l.upkeep(a)
+	if r, err = a.Roster(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if m := r.ByName("a9"); m.Place.Level != shape.Spine || !m.Roles.Has(member.Spine|member.Voter) {
+		t.Errorf("with the role: %v, %v", m.Place, m.Roles)
+	}
+}
+
+func TestSetShape(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	s := l.token(a, TokenSpec{Roles: member.Administrator})
+	b := l.host(2)
+	answer, err := a.Join(t.Context(), l.request(b, 2, "b1", s), 1500, "10.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.cert = parse(t, answer.Certificate, nil)
+	for _, c := range []struct {
+		name, fault string
+		role, want  member.Role
+	}{
+		{"b1", "", member.Spine, member.Administrator | member.Spine},
+		{"b1", "", member.Leaf, member.Administrator | member.Leaf},
+		{"b1", "", 0, member.Administrator},
+		{"a1", "a leaf is neither voter nor manager", member.Leaf, 0},
+		{"x", "there is no member x", member.Leaf, 0},
+	} {
+		err := a.SetShape(t.Context(), c.name, c.role)
+		if c.fault != "" {
+			if err == nil || !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("%s %v: %v, want %q", c.name, c.role, err, c.fault)
+			}
+			continue
+		}
+		r, e := a.Roster(t.Context())
+		if err != nil || e != nil || r.ByName(c.name).Roles != c.want {
+			t.Errorf("%s %v: %v, %v", c.name, c.role, err, r.ByName(c.name).Roles)
+		}
+	}
+	// The certificate has the role after the next renewal, and the roles of both count.
+	if err := a.SetShape(t.Context(), "b1", member.Spine); err != nil {
+		t.Fatal(err)
+	}
+	answer, err = a.Renew(t.Context(), b.cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := member.ClaimsOf(parse(t, answer.Certificate, nil))
+	if err != nil || x.Roles != member.Administrator|member.Spine {
+		t.Errorf("renewed: %v, %v", x.Roles, err)
+	}
+}
