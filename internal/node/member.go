@@ -18,6 +18,7 @@ import (
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/home"
 	"weft/internal/mgmt/member/peer"
+	"weft/internal/mgmt/member/shape"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/membership"
@@ -42,6 +43,7 @@ func newMembership(n *Node) *membership.Membership {
 		Store:        func() (store.Store, error) { return n.mgmt.Store() },
 		StoreAddress: n.storeAddress,
 		Users:        n.users,
+		Switch:       n.memberSwitch,
 		Drain:        func(on, force bool) { n.sessions.Drain(on, force) },
 		Rekey:        func(ctx context.Context) error { return n.mgmt.ReplaceMKey(ctx) },
 		Roster:       n.followRoster,
@@ -56,6 +58,23 @@ func (n *Node) followRoster(r *member.Roster) {
 		n.mesh.Follow(r)
 	}
 }
+
+// memberSwitch is the switch of this node as plans of trunks need it. Without a switch it has one port, which is none for
+// trunks.
+func (n *Node) memberSwitch() member.Switch {
+	if n.sub == nil {
+		return member.Switch{Ports: 1}
+	}
+	s := member.Switch{Ports: n.cfg.SwitchPorts, Devices: max(shape.DevicePorts, n.sub.DevicePorts())}
+	if n.mesh != nil {
+		s.Settled = n.mesh.Settled()
+	}
+	return s
+}
+
+// trunkPorts is the number of ports of the switch that trunks to members may use: all that no device has, though fewer
+// are planned.
+func (n *Node) trunkPorts() int { return n.cfg.SwitchPorts - n.sub.DevicePorts() }
 
 // mayFound returns why this node cannot be the first member of a fabric.
 func (n *Node) mayFound() error { return mayBeMember(&n.cfg, "this node") }

@@ -93,7 +93,7 @@ func (n *Node) openSubnet() (err error) {
 		SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures,
 		Plugged:   func(a *hca.Adapter) { n.vesw.Plugged(a) },
 		Unplugged: func(function uint16) (wait func()) { return n.vesw.Unplugged(function) }})
-	n.mesh = mesh.New(mesh.Config{Self: n.identity, Trunks: memberTrunks{n.sub}, Plan: mesh.All,
+	n.mesh = mesh.New(mesh.Config{Self: n.identity, Trunks: memberTrunks{n.sub}, Ports: n.trunkPorts,
 		Log: n.log.With("part", "mesh"), Now: time.Now})
 	return n.openTrunks()
 }
@@ -277,6 +277,12 @@ func (n *Node) operations() *http.ServeMux {
 	(&control.Inspector{Sessions: n.sessions, All: n.all, Identifiers: n.cm.Identifiers}).Register(mux)
 	n.mgmt.Register(mux)
 	n.member.Register(mux)
+	api.Handle(mux, api.GetTrunkPlan, api.NoInput(func(context.Context) (p api.TrunkPlan, err error) {
+		if n.mesh != nil {
+			p = n.mesh.Plan()
+		}
+		return p, nil
+	}))
 	n.cards.Operations(mux)
 	if n.sub == nil {
 		n.refuseInterfaces(mux)

@@ -46,6 +46,35 @@ func (f *fakeMembers) RenameMember(name, to string) error {
 	return err
 }
 
+func (f *fakeMembers) SetMember(name, role string) error {
+	m, err := f.member(name)
+	if err == nil && role == "leaf" && len(m.Roles) > 1 {
+		err = &Error{Code: CodeConflict, Why: name + " is a voter: a leaf is neither voter nor manager",
+			Fix: "weft member remove " + name}
+	}
+	return err
+}
+
+func (f *fakeMembers) TrunkPlan(context.Context) (TrunkPlan, error) {
+	pod := 0
+	return TrunkPlan{Form: "spines", Members: []PlannedMember{
+		{Name: "a1", Level: "spine", Pod: &pod, Trunks: 3, Ports: 36, Settled: true},
+		{Name: "b1", Level: "spine", Pod: &pod, Trunks: 3, Ports: 160},
+		{Name: "c1", Level: "leaf", Pod: &pod, Trunks: 2, Ports: 36},
+		{Name: "d1"},
+	}, Trunks: []PlannedTrunk{
+		{A: "a1", B: "b1", State: "up"},
+		{A: "a1", B: "c1", State: "up"},
+		{A: "b1", B: "c1", State: "missing", Why: "neither has reported that its trunks are up"},
+		{A: "a1", B: "d1", State: "surplus", Why: "of the plan before: it goes when all have their trunks"},
+	}, Limits: []PlanLimit{
+		{What: "no_port", Members: []string{"d1"}, Why: "the switch has no port for a trunk beside devices",
+			Fix: "weft up --switch-ports 20, there"},
+		{What: "three_levels", Note: true, Members: []string{"a1"}, Why: "paths have up to 5 trunks",
+			Fix: "weft up --switch-ports 142, on 16 members"},
+	}}, f.memberError
+}
+
 func (f *fakeMembers) DrainMember(_ context.Context, name string, d MemberDrain) (FabricMember, error) {
 	m, err := f.member(name)
 	if m.Name != "" && !d.Drain {

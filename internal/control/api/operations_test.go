@@ -111,6 +111,10 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, RenameMember, NoOutput(func(_ context.Context, n Named[MemberName]) error {
 		return b.RenameMember(n.Name, n.Value.Name)
 	}))
+	Handle(mux, SetMember, NoOutput(func(_ context.Context, n Named[MemberShape]) error {
+		return b.SetMember(n.Name, n.Value.Role)
+	}))
+	Handle(mux, GetTrunkPlan, NoInput(b.TrunkPlan))
 	Handle(mux, DrainMember, ByName(b.DrainMember))
 	Handle(mux, RemoveMember, b.RemoveMember)
 	Handle(mux, ListTokens, NoInput(b.Tokens))

@@ -22,6 +22,7 @@ func fabricCommand(a *app) *cobra.Command {
 		Long: `Show the subnet as its manager sees it. The node with the master manager
 answers; other nodes name that node.`,
 		Example: `  weft fabric nodes            switches, devices, LIDs
+  weft fabric plan             trunks that members shall have
   weft fabric routes           forwarding tables
   weft fabric routes A B       the path from port A to port B`,
 		Args: cobra.ArbitraryArgs,
@@ -31,7 +32,7 @@ answers; other nodes name that node.`,
 		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
 	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
-	cmd.AddCommand(topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)), sweepCommand(a))
+	cmd.AddCommand(planCommand(a), topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)), sweepCommand(a))
 	return cmd
 }
 

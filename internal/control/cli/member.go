@@ -92,7 +92,7 @@ func tokenCreate(a *app, use, short, long string) *cobra.Command {
 			})
 		})
 	f := cmd.Flags()
-	f.StringVar(&t.Roles, "role", "", "roles of the host: voter, manager, administrator, leaf with commas, or member")
+	f.StringVar(&t.Roles, "role", "", "roles of the host: voter, manager, administrator, leaf, spine with commas, or member")
 	f.IntVar(&t.Uses, "uses", 1, "number of hosts that it lets in; 0: any number")
 	f.DurationVar(&t.LifeNS, "for", time.Hour, "time until it ends, at most 168h")
 	return cmd
@@ -138,13 +138,14 @@ back: every secret that it had is replaced. Remove a drained member; --force
 removes one that is in use, or that is gone.`,
 		Example: `  weft member
   weft member rename b1 rack2-b1
+  weft member set b1 --role spine
   weft member drain b1; weft member remove b1`,
 		Args: cobra.ArbitraryArgs,
 	}
 	members := list(a, &cobra.Command{Use: "list", Short: "list the members"}, api.ListMembers, nil,
 		"this host is in no fabric: weft token makes one, weft join enters one", memberColumns)
 	listing(cmd, members)
-	cmd.AddCommand(members, memberRename(a), memberDrain(a), memberUndrain(a), memberRemove(a))
+	cmd.AddCommand(members, memberRename(a), memberSet(a), memberDrain(a), memberUndrain(a), memberRemove(a))
 	return cmd
 }
 
@@ -191,6 +192,34 @@ func memberRename(a *app) *cobra.Command {
 			return nil
 		},
 	}
+}
+
+func memberSet(a *app) *cobra.Command {
+	var role string
+	cmd := &cobra.Command{
+		Use: "set NAME --role spine|leaf|any", Short: "set a member's role in the plan of trunks",
+		Args: cobra.ExactArgs(1),
+		Long: `Set the role of a member in the plan of trunks. A spine forwards packets of
+others, before all members without this role. A leaf forwards nothing, and
+begins all of its trunks: others need not reach it. With "any" the plan
+chooses. "weft fabric plan" shows the plan.`,
+		ValidArgsFunction: a.memberNames(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if role == "" {
+				return usage("weft member set "+args[0]+" --role spine", "cannot change the role: there is no --role")
+			}
+			if err := do(cmd.Context(), a, api.SetMember, api.Named[api.MemberShape]{Name: args[0],
+				Value: api.MemberShape{Role: role}}); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.env.Out, "the role of %s in the plan of trunks is %s\n", printable(args[0]), role)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&role, "role", "", "spine, leaf or any")
+	cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"spine", "leaf", "any"},
+		cobra.ShellCompDirectiveNoFileComp))
+	return cmd
 }
 
 var memberUserColumns = []column[api.MemberUser]{

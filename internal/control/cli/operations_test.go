@@ -109,6 +109,10 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.RenameMember, api.NoOutput(func(_ context.Context, n api.Named[api.MemberName]) error {
 		return b.RenameMember(n.Name, n.Value.Name)
 	}))
+	api.Handle(mux, api.SetMember, api.NoOutput(func(_ context.Context, n api.Named[api.MemberShape]) error {
+		return b.SetMember(n.Name, n.Value.Role)
+	}))
+	api.Handle(mux, api.GetTrunkPlan, api.NoInput(b.TrunkPlan))
 	api.Handle(mux, api.DrainMember, api.ByName(b.DrainMember))
 	api.Handle(mux, api.RemoveMember, b.RemoveMember)
 	api.Handle(mux, api.ListTokens, api.NoInput(b.Tokens))

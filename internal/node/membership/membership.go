@@ -526,6 +526,7 @@ func (m *Membership) Counters(add func(scope, instance, name string, v uint64)) 
 func (m *Membership) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.ListMembers, api.NoInput(m.members))
 	api.Handle(mux, api.RenameMember, api.NoOutput(m.rename))
+	api.Handle(mux, api.SetMember, api.NoOutput(m.setShape))
 	api.Handle(mux, api.DrainMember, api.ByName(m.drain))
 	api.Handle(mux, api.RemoveMember, m.remove)
 	api.Handle(mux, api.ListTokens, api.NoInput(m.tokens))

@@ -109,6 +109,17 @@ func (m *Membership) rename(ctx context.Context, n api.Named[api.MemberName]) er
 	return m.failed(r.Rename(ctx, n.Name, n.Value.Name))
 }
 
+func (m *Membership) setShape(ctx context.Context, n api.Named[api.MemberShape]) error {
+	r, err := m.administer()
+	if err != nil {
+		return err
+	}
+	role := map[string]member.Role{"spine": member.Spine, "leaf": member.Leaf}[n.Value.Role]
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	return m.failed(r.SetShape(ctx, n.Name, role))
+}
+
 func (m *Membership) drain(ctx context.Context, name string, d api.MemberDrain) (v api.FabricMember, err error) {
 	r, err := m.administer()
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
 )
 
 // Times of the work below.
@@ -51,9 +52,11 @@ type Plan func(r *member.Roster, self ib.GUID) []ib.GUID
 type Config struct {
 	Self   ib.GUID
 	Trunks Trunks
-	Plan   Plan
-	Log    *slog.Logger
-	Now    func() time.Time // for intervals only
+	Plan   Plan // nil: Roster.Shape, with Ports
+	// Ports is the number of ports that trunks may use; nil: any number.
+	Ports func() int
+	Log   *slog.Logger
+	Now   func() time.Time // for intervals only
 	// Resolve returns the addresses of a host name; nil: the system's resolver.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 }
@@ -68,6 +71,7 @@ type Mesh struct {
 
 	mu     sync.Mutex // guards what follows; it is held for no call
 	status []api.Degraded
+	shaped shaped
 
 	// Of the goroutine of run.
 	roster *member.Roster
@@ -85,6 +89,8 @@ type end struct {
 	at    int              // the one in use
 	since time.Time        // that it is in use, or that the trunk was last seen up
 	why   error            // why there is no trunk; nil: there is one
+	up    bool             // as it was last seen
+	began mono.Time        // of up
 }
 
 // New returns a mesh without trunks.
@@ -151,8 +157,12 @@ func (m *Mesh) run() {
 func (m *Mesh) step() {
 	self := m.own()
 	var plan []ib.GUID
-	if self != nil { // a host that was removed has no trunk any more
+	switch {
+	case self == nil: // a host that was removed has no trunk any more
+	case m.cfg.Plan != nil:
 		plan = m.cfg.Plan(m.roster, m.cfg.Self)
+	default:
+		plan = m.shape()
 	}
 	want := map[ib.GUID]*member.Record{}
 	for _, g := range plan {
@@ -220,6 +230,7 @@ func (m *Mesh) add(self, x *member.Record) {
 	} else if e.why == nil {
 		m.cfg.Log.Info("trunk added", "member", x.Name, "address", at)
 	}
+	e.began = m.mono()
 	m.ends[x.GUID] = e
 }
 
@@ -227,6 +238,9 @@ func (m *Mesh) add(self, x *member.Record) {
 func (m *Mesh) tend(x *member.Record, e *end) {
 	now := m.cfg.Now()
 	up, err := m.cfg.Trunks.Up(e.trunk)
+	if err == nil {
+		e.see(up, m.mono())
+	}
 	if err != nil || up || !e.dials {
 		e.since = now
 		return
@@ -302,6 +316,7 @@ func (m *Mesh) report() {
 				Fix: "weft member list; weft trunk"})
 		}
 	}
+	list = append(list, m.limits()...)
 	slices.SortFunc(list, func(a, b api.Degraded) int {
 		if a.Why < b.Why {
 			return -1

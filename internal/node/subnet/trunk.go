@@ -262,6 +262,16 @@ func (s *Subnet) trunkEvent(e trunk.Event) {
 	})
 }
 
+// DevicePorts is the number of ports of the switch that have no trunk and are in use.
+func (s *Subnet) DevicePorts() (n int) {
+	for _, p := range s.wiring.Load().Port {
+		if p.Kind != fabric.Nothing && p.Kind != fabric.Peer {
+			n++
+		}
+	}
+	return n
+}
+
 // TrunkPort is the port of the switch that a trunk is plugged into.
 func (s *Subnet) TrunkPort(peer int) uint8 { return s.wiring.Load().Trunk[peer] }
 
