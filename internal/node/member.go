@@ -59,8 +59,8 @@ func (n *Node) followRoster(r *member.Roster) {
 	}
 }
 
-// memberSwitch is the switch of this node as plans of trunks need it. Without a switch it has one port, which is none for
-// trunks.
+// memberSwitch is the switch of this node as plans of trunks need it. Without a switch it has one port, which is none
+// for trunks.
 func (n *Node) memberSwitch() member.Switch {
 	if n.sub == nil {
 		return member.Switch{Ports: 1}

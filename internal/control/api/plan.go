@@ -43,8 +43,8 @@ const (
 	TrunkSurplus = "surplus" // not planned any more, and still there
 )
 
-// PlannedTrunk is a trunk that two members shall have, or have and shall not. States of trunks of other members are what
-// these have reported.
+// PlannedTrunk is a trunk that two members shall have, or have and shall not. States of trunks of other members are
+// what these have reported.
 type PlannedTrunk struct {
 	A     string `json:"a"`
 	B     string `json:"b"`

@@ -92,7 +92,8 @@ func tokenCreate(a *app, use, short, long string) *cobra.Command {
 			})
 		})
 	f := cmd.Flags()
-	f.StringVar(&t.Roles, "role", "", "roles of the host: voter, manager, administrator, leaf, spine with commas, or member")
+	f.StringVar(&t.Roles, "role", "",
+		"roles of the host: voter, manager, administrator, leaf, spine with commas, or member")
 	f.IntVar(&t.Uses, "uses", 1, "number of hosts that it lets in; 0: any number")
 	f.DurationVar(&t.LifeNS, "for", time.Hour, "time until it ends, at most 168h")
 	return cmd

@@ -31,7 +31,8 @@ func TestShape(t *testing.T) {
 		t.Errorf("a drained member is %v", level(1))
 	}
 	r.Members[5].Switch = Switch{Ports: 1}
-	if p := r.Shape(); len(p.Peers(r.Members[5].GUID)) != 0 || len(p.Limits) != 1 || p.Limits[0].Kind != shape.NoPort {
+	if p := r.Shape(); len(p.Peers(r.Members[5].GUID)) != 0 || len(p.Limits) != 1 ||
+		p.Limits[0].Kind != shape.NoPort {
 		t.Errorf("a switch without a port for trunks: %v", p.Limits)
 	}
 	p := r.Shape()
