@@ -61,6 +61,8 @@ var linkGroups = []Group{
 			{"drop_hs_rate_limit", Count, "datagrams", "of handshakes: too many began in a second"},
 			{"drop_hs_cookie_limit", Count, "datagrams", "of handshakes: too many cookies wait to be sent"},
 			{"drop_hs_crossed", Count, "datagrams", "of handshakes: that of this node with the peer goes on instead"},
+			{"drop_hs_early", Count, "datagrams",
+				"of handshakes: before their key was computed, and more than are kept"},
 			{"drop_unaligned", Count, "packets", "not a multiple of four octets"},
 			{"drop_bad_pad", Count, "packets", "more padding than payload"},
 			{"drop_surplus", Count, "packets", "payload behind an opcode that has none"},
