@@ -57,6 +57,11 @@ func (n *Node) followRoster(r *member.Roster) {
 	if n.mesh != nil {
 		n.mesh.Follow(r)
 	}
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == n.identity && n.sub != nil {
+			n.sub.Rename(x.Name) // else the node ends
+		}
+	}
 }
 
 // memberSwitch is the switch of this node as plans of trunks need it. Without a switch it has one port, which is none

@@ -87,6 +87,9 @@ func (n *Node) openSubnet() (err error) {
 	if n.host, err = os.Hostname(); err != nil {
 		return err
 	}
+	if name := n.member.Name(); name != "" {
+		n.host = name // other hosts may have the same host name, no member has the same name
+	}
 	n.sub = subnet.New(subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host,
 		SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
 		NewPort:                func(guid ib.GUID) *hca.Port { return newPort(guid, n.cfg.WireLocal) },

@@ -161,7 +161,7 @@ func (s *Subnet) plug(a *hca.Adapter, on bool) error {
 	c := &Port{s: s, Number: port, Adapter: a}
 	c.Agent = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, SystemImageGUID: s.cfg.GUID, NodeGUID: a.NodeGUID,
 		PortGUID: a.NodeGUID + 1,
-		VendorID: vendorID, Description: s.cfg.Host + " " + a.Name, Caps: agent.DefaultCaps}, c, portCounters{c})
+		VendorID: vendorID, Description: portDescription(s.cfg.Host, a), Caps: agent.DefaultCaps}, c, portCounters{c})
 	if a.Port().Link != ib.LinkInfiniBand {
 		c.underlay = s.cfg.NewPort(a.NodeGUID + 1)
 	}

@@ -34,7 +34,7 @@ type Config struct {
 	Log         *slog.Logger
 	Now         func() mono.Time
 	GUID        ib.GUID  // of the node: the base of its GUIDs
-	Host        string   // the host's name, for descriptions
+	Host        string   // the name of the host or member, for descriptions; later that of Rename
 	SwitchPorts int      // ports of the switch
 	Peers       []string // the nodes at the other ends of trunks from the start, by trunk
 	WireLocal   bool     // datagrams within the node become packets, too
@@ -167,8 +167,7 @@ func New(c Config) *Subnet {
 	s.asks.waiting = map[uint64]chan<- mad.Perf{}
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
-		VendorID: vendorID, Description: c.Host +
-			" weft switch", Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
+		VendorID: vendorID, Description: switchDescription(c.Host), Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
 		switchCounters{s})
 	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers)}
 	for i, name := range c.Peers {
@@ -181,6 +180,24 @@ func New(c Config) *Subnet {
 	s.Table.Store(s.Switch.Forwarding().Snapshot())
 	return s
 }
+
+// Rename changes the name of this host in the descriptions of the node's switch and ports, which the manager reads.
+func (s *Subnet) Rename(host string) error {
+	return s.Do(func() {
+		if s.cfg.Host == host {
+			return
+		}
+		s.cfg.Host = host
+		now := s.cfg.Now()
+		s.Switch.SetDescription(now, switchDescription(host))
+		for _, c := range s.Functions {
+			c.Agent.SetDescription(now, portDescription(host, c.Adapter))
+		}
+	})
+}
+
+func switchDescription(host string) string               { return host + " weft switch" }
+func portDescription(host string, a *hca.Adapter) string { return host + " " + a.Name }
 
 // vendorID is a locally administered one.
 const vendorID = 0x020000
