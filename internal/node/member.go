@@ -138,9 +138,10 @@ func (n *Node) storeSecurity() *etcd.Security {
 	self := n.self()
 	dir := home.Open(n.cfg.Dir)
 	return &etcd.Security{
-		Server: self.Server("h2", "http/1.1"),
-		Client: self.Client("", "h2", "http/1.1"),
-		Files:  etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
+		Server:  self.Server("h2", "http/1.1"),
+		Client:  self.Client("", "h2", "http/1.1"),
+		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
+		Settled: func() bool { r := n.member.Roster(); return r != nil && r.Renewed() },
 		Admit: func(c *x509.Certificate) (etcd.Caller, error) {
 			claims, err := self.Verify(time.Now(), []*x509.Certificate{c})
 			if err != nil {

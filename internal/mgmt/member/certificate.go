@@ -257,6 +257,9 @@ func ClaimsOf(c *x509.Certificate) (x Claims, err error) {
 	return x, nil
 }
 
+// staleAgain is when a certificate that lags behind the roster is renewed after a failure.
+const staleAgain = 15 * time.Second
+
 // Life is when a certificate is renewed and when it ends.
 type Life struct{ Renew, End time.Time }
 
@@ -270,7 +273,7 @@ func LifeOf(c *x509.Certificate) Life {
 // RenewAt is when a member renews its certificate: at Renew, earlier by up to a tenth of the remaining life so that
 // members that joined together do not renew together (spread is 0 to 1, drawn by the member), and at once when the
 // record has another name or another CA signs. After a failure it tries again after a thirtieth of what remains, an
-// hour at most, a minute at least.
+// hour at most, a minute at least; where another CA signs, after staleAgain, since others may refuse the old one.
 func (l Life) RenewAt(spread float64, failed time.Time, stale bool) time.Time {
 	left := l.End.Sub(l.Renew)
 	at := l.Renew.Add(-time.Duration(float64(left) * spread / 10))
@@ -278,7 +281,11 @@ func (l Life) RenewAt(spread float64, failed time.Time, stale bool) time.Time {
 		at = time.Time{}
 	}
 	if !failed.IsZero() {
-		again := failed.Add(max(min(l.End.Sub(failed)/30, time.Hour), time.Minute))
+		wait := max(min(l.End.Sub(failed)/30, time.Hour), time.Minute)
+		if stale { // others may wait for it
+			wait = staleAgain
+		}
+		again := failed.Add(wait)
 		if again.After(at) {
 			return again
 		}

@@ -66,6 +66,20 @@ func (r *Roster) Consistent() error {
 	return nil
 }
 
+// Renewed reports whether each member has a certificate of a CA that is not frozen.
+func (r *Roster) Renewed() bool {
+	for i := range r.Members {
+		c, err := x509.ParseCertificate(r.Members[i].Certificate)
+		if err != nil {
+			return false
+		}
+		if ca := r.signerOf(c); ca == nil || ca.State == CAFrozen {
+			return false
+		}
+	}
+	return true
+}
+
 // Verdict is the answer to whether a certificate is a member's.
 type Verdict uint8
 
@@ -117,6 +131,13 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 		return refuse(OtherFabric, fmt.Sprintf("%s is a member of fabric %s, this is fabric %s", x.Name, x.Fabric,
 			r.Fabric), "weft leave; weft join, there")
 	}
+	key := KeyOf(c)
+	for i := range r.Removed {
+		if g := &r.Removed[i]; g.Key == key {
+			return refuse(RemovedKey, fmt.Sprintf("%s was removed %s by %s", g.Name, stamp(g.At), printable(g.By)),
+				"weft token here; weft join, there")
+		}
+	}
 	ca := r.signerOf(c)
 	if ca == nil {
 		return refuse(BadChain, "no CA of the fabric signed the certificate of "+x.Name, "weft token; weft join, there")
@@ -129,13 +150,6 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 	case now.Add(-skew).After(c.NotAfter):
 		return refuse(Expired, fmt.Sprintf("that of %s ended %s, and here it is %s", x.Name, stamp(c.NotAfter),
 			stamp(now)), "weft token here; weft join, there")
-	}
-	key := KeyOf(c)
-	for i := range r.Removed {
-		if g := &r.Removed[i]; g.Key == key {
-			return refuse(RemovedKey, fmt.Sprintf("%s was removed %s by %s", g.Name, stamp(g.At), printable(g.By)),
-				"weft token here; weft join, there")
-		}
 	}
 	m := r.byKey(key)
 	if m == nil {

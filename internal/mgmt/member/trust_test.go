@@ -67,7 +67,7 @@ func TestCertificate(t *testing.T) {
 		t.Errorf("a stale certificate is renewed %v", at)
 	}
 	failed := l.Renew.Add(time.Hour)
-	if at := l.RenewAt(0, failed, true); !at.Equal(failed.Add(time.Hour)) {
+	if at := l.RenewAt(0, failed, false); !at.Equal(failed.Add(time.Hour)) {
 		t.Errorf("after a failure %v, want an hour", at)
 	}
 	if at := l.RenewAt(0, l.End.Add(-time.Minute), false); !at.Equal(l.End) {

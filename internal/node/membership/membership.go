@@ -338,14 +338,17 @@ func (b backend) Renew(ctx context.Context, c *x509.Certificate) (*registry.Answ
 }
 
 // elsewhere lists the addresses of voters, nil where this node is one.
-func (m *Membership) elsewhere() (list []string) {
-	r := m.roster.Load()
+func (m *Membership) elsewhere() []string {
+	if m.voter() {
+		return nil
+	}
+	return voters(m.roster.Load(), m.cfg.GUID)
+}
+
+// voters lists the addresses of the voters but self.
+func voters(r *member.Roster, self ib.GUID) (list []string) {
 	for i := range r.Members {
-		x := &r.Members[i]
-		if x.GUID == m.cfg.GUID && x.Roles.Has(member.Voter) {
-			return nil
-		}
-		if x.Roles.Has(member.Voter) {
+		if x := &r.Members[i]; x.GUID != self && x.Roles.Has(member.Voter) {
 			list = append(list, x.Addresses...)
 		}
 	}
@@ -438,7 +441,7 @@ func (m *Membership) accept(r *member.Roster) {
 	}
 	_, _, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now())
 	if p != nil {
-		p = problem.New("this node is no member any more", p.Why, "weft down; weft leave; weft join, with a new token")
+		p = out(p.Why)
 	}
 	m.fault("member_out", p)
 	drains := false
@@ -495,6 +498,9 @@ func (m *Membership) run() {
 func (m *Membership) Degraded() (list []api.Degraded) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if p := m.faults["member_out"]; p != nil { // all else follows from it
+		return []api.Degraded{{What: "member_out", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
+	}
 	for name, p := range m.faults {
 		list = append(list, api.Degraded{What: name, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix})
 	}

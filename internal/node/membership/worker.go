@@ -28,6 +28,8 @@ type worker struct {
 	seen     member.Sightings
 	clocks   member.Clocks
 	looked   time.Time // the last upkeep
+	reached  time.Time // that the store last took a report, or it was first missed
+	probed   time.Time
 }
 
 // round does all of it once.
@@ -35,16 +37,52 @@ func (w *worker) round(ctx context.Context) {
 	w.renew(ctx)
 	w.m.answerHosts()
 	r, err := w.m.open()
+	if err == nil {
+		err = w.report(ctx, r)
+	}
+	w.probe(ctx, err)
 	if err != nil {
 		return // follow reports it
 	}
-	w.report(ctx, r)
 	now := w.m.cfg.Now()
 	if !w.m.voter() || !w.m.due.Swap(false) && now.Sub(w.looked) < upkeepEvery {
 		return
 	}
 	w.looked = now
 	w.upkeep(ctx, r)
+}
+
+// Times of probe.
+const (
+	probeAfter = 5 * time.Second
+	probeEvery = 15 * time.Second
+)
+
+// probe finds out whether this node is still a member when it has been without the store for a while: a removed one gets
+// no answer from the store, and no roster with its removal. missing is why the store cannot be used; nil: it can.
+func (w *worker) probe(ctx context.Context, missing error) {
+	m := w.m
+	now := m.cfg.Now()
+	if missing == nil || w.reached.IsZero() {
+		w.reached = now
+		return
+	}
+	if now.Sub(w.reached) < probeAfter || now.Sub(w.probed) < probeEvery {
+		return
+	}
+	w.probed = now
+	a, p := w.fetchElsewhere(ctx, m.roster.Load())
+	switch {
+	case p != nil && !join.Lost(p):
+		m.fault("member_out", out(p.Why))
+	case a != nil && w.keep(a) == nil:
+		m.fault("member_out", nil)
+	}
+}
+
+// out is the notice of a node that is no member any more.
+func out(why string) *problem.Error {
+	return problem.New("this node is no member any more", why, "weft down; weft leave; weft join, with a new token")
 }
 
 // upkeep does what a voter does for all members.
@@ -171,18 +209,32 @@ func (w *worker) fetch(ctx context.Context, roster *member.Roster) (*registry.An
 		}
 		err = e
 	}
+	if m.voter() {
+		return nil, err
+	}
+	switch a, p := w.fetchElsewhere(ctx, roster); {
+	case p != nil:
+		return nil, p
+	case a != nil:
+		return a, nil
+	}
+	return nil, err
+}
+
+// fetchElsewhere gets a new certificate from another voter: the answer of the first that answers, or why the last one
+// does not. Both are nil where the roster has no other voter.
+func (w *worker) fetchElsewhere(ctx context.Context, roster *member.Roster) (a *registry.Answer, p *problem.Error) {
+	m := w.m
 	m.mu.Lock()
 	id := m.id
 	m.mu.Unlock()
 	c := join.Client{Now: m.cfg.Now}
-	for _, address := range m.elsewhere() {
-		a, p := c.Renew(ctx, address, *m.cert.Load(), roster, id)
-		if p == nil {
-			return a, nil
+	for _, address := range voters(roster, m.cfg.GUID) {
+		if a, p = c.Renew(ctx, address, *m.cert.Load(), roster, id); p == nil || !join.Lost(p) {
+			return a, p
 		}
-		err = p
 	}
-	return nil, err
+	return nil, p
 }
 
 // keep makes a new certificate the node's, on disk first.
@@ -209,12 +261,12 @@ func (w *worker) keep(a *registry.Answer) error {
 	return m.adopt(&kept, &a.Roster)
 }
 
-// report writes what this node reports about itself, where it has changed.
-func (w *worker) report(ctx context.Context, r *registry.Registry) {
+// report writes what this node reports about itself, where it has changed. It returns why the store cannot be used.
+func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	m := w.m
 	users, err := m.cfg.Users()
 	if err != nil {
-		return // the node ends, or a lane is stuck: status reports that
+		return nil // the node ends, or a lane is stuck: status reports that
 	}
 	roster := m.roster.Load()
 	p := member.Report{GUID: m.cfg.GUID, Incarnation: m.incarnation, Program: m.cfg.Program,
@@ -242,14 +294,15 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) {
 		m.fault("identity_copied", w.saw(id.Key(), name, &p))
 	}
 	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
-		return
+		return nil
 	}
 	p.Clock = now
 	if err := r.Report(ctx, p); err != nil {
 		w.at = time.Time{} // written again, also where it comes to equal the last one: until then it is a fault
 		m.fault("member_report", problem.Of("cannot report to the fabric", err))
-		return
+		return err
 	}
 	m.fault("member_report", nil)
 	w.reported, w.at = p, now
+	return nil
 }

@@ -128,6 +128,7 @@ func (c *Client) Renew(ctx context.Context, address string, present tls.Certific
 	const what = "cannot renew the certificate"
 	ctx, stop := context.WithTimeout(ctx, exchangeTime)
 	defer stop()
+	var stranger *problem.Error
 	session, p := c.dial(ctx, address, &tls.Config{MinVersion: tls.VersionTLS13,
 		Certificates:       []tls.Certificate{present},
 		InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}, // the roster decides, as in a trunk
@@ -135,11 +136,15 @@ func (c *Client) Renew(ctx context.Context, address string, present tls.Certific
 			if len(s.PeerCertificates) == 0 {
 				return errors.New("it has shown no certificate")
 			}
-			if _, _, p := roster.Admit(s.PeerCertificates[0], c.Now()); p != nil {
-				return p
+			if _, _, stranger = roster.Admit(s.PeerCertificates[0], c.Now()); stranger != nil {
+				return stranger
 			}
 			return nil
 		}})
+	if stranger != nil {
+		return nil, problem.New(what, "the host at "+address+" is no member as far as this one can prove: "+stranger.Why+
+			"; this one was removed, or was away while the CA was replaced", "weft leave; weft join, with a new token")
+	}
 	if p != nil {
 		p.What = what
 		return nil, p

@@ -5,6 +5,7 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"log/slog"
 	"net"
@@ -93,4 +94,19 @@ func (s *Server) ServeUsers(ctx context.Context, l net.Listener, password string
 	g := v3rpc.Server(s.etcd, nil, nil)
 	go func() { _ = g.Serve(l) }()
 	return g.Stop, nil
+}
+
+// StopEtcd ends etcd below the member's replica, as etcd ends itself when another replica reports its removal.
+func (m *Member) StopEtcd() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.server.etcd.HardStop()
+}
+
+// Trusts reports whether the member's replica runs with this CA alone.
+func (m *Member) Trusts(der []byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.server != nil && m.server.down() == "" &&
+		m.cas == string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }

@@ -162,13 +162,19 @@ func (h *half) Accept() (net.Conn, error) {
 func (h *half) Close() error   { h.stop(); return nil }
 func (h *half) Addr() net.Addr { return h.f.l.Addr() }
 
+// connInfo is what a call finds out about its connection.
+type connInfo struct {
+	credentials.TLSInfo
+	conn net.Conn
+}
+
 // shaken are the credentials of connections with a completed handshake.
 type shaken struct{}
 
 func (shaken) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	if t, ok := c.(*tls.Conn); ok {
-		return c, credentials.TLSInfo{State: t.ConnectionState(),
-			CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
+		return c, connInfo{credentials.TLSInfo{State: t.ConnectionState(),
+			CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, c}, nil
 	}
 	return c, nil, nil
 }

@@ -9,13 +9,13 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
@@ -52,6 +52,9 @@ type gate struct {
 	admit     Admit  // nil: every connection may do all that is open
 }
 
+// refusedLinger is how long a connection stays open whose certificate is refused.
+const refusedLinger = 100 * time.Millisecond
+
 func refused(err error) error { return status.Error(codes.PermissionDenied, err.Error()) }
 
 // server returns a gRPC server that serves what is open.
@@ -72,12 +75,14 @@ func (g *gate) caller(ctx context.Context, method string) (Caller, error) {
 	if !ok {
 		return Caller{}, refused(errors.New("no connection"))
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	info, ok := p.AuthInfo.(connInfo)
 	if !ok || len(info.State.VerifiedChains) == 0 {
 		return Caller{}, refused(errors.New("no certificate"))
 	}
 	c, err := g.admit(info.State.VerifiedChains[0][0])
 	if err != nil {
+		// The answer first. A member that has another certificate by now comes again.
+		time.AfterFunc(refusedLinger, func() { _ = info.conn.Close() })
 		return Caller{}, refused(err)
 	}
 	return c, nil

@@ -229,11 +229,11 @@ func TestMembersWithCertificates(t *testing.T) {
 		want int // 0: no connection
 	}{
 		{ca.client(t, "m1", false), "/weft/store", http.StatusOK},
-		{ca.client(t, "m1", false), "/raft", http.StatusForbidden},
-		{ca.client(t, "m1", false), "/members", http.StatusForbidden},
-		{ca.client(t, "x", true), "/raft", http.StatusForbidden}, // it might vote, and has no replica
+		{ca.client(t, "m1", false), "/raft", http.StatusUnauthorized},
+		{ca.client(t, "m1", false), "/members", http.StatusUnauthorized},
+		{ca.client(t, "x", true), "/raft", http.StatusUnauthorized}, // it might vote, and has no replica
 		{ca.client(t, "b", true), "/version", http.StatusOK},
-		{ca.client(t, "removed", true), "/weft/store", http.StatusForbidden},
+		{ca.client(t, "removed", true), "/weft/store", http.StatusUnauthorized},
 		{stranger.client(t, "b", true), "/weft/store", 0},
 		{&tls.Config{RootCAs: ca.pool, ServerName: etcd.PeerName}, "/weft/store", 0},
 	} {

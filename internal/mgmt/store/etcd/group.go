@@ -66,7 +66,7 @@ func (s *Server) peerServer() *http.Server {
 		switch {
 		case !ok:
 		case s.c.Admit != nil && (!c.Voter || !s.hasReplica(c.Name)):
-			http.Error(w, c.Name+" has no replica of the store", http.StatusForbidden)
+			refuse(w, c.Name+" has no replica of the store")
 		default:
 			peers.ServeHTTP(w, r)
 		}
@@ -81,15 +81,23 @@ func (s *Server) admitted(w http.ResponseWriter, r *http.Request) (c Caller, ok 
 		return c, true
 	}
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-		http.Error(w, "no certificate", http.StatusForbidden)
+		refuse(w, "no certificate")
 		return c, false
 	}
 	c, err := s.c.Admit(r.TLS.VerifiedChains[0][0])
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusForbidden)
+		refuse(w, err.Error())
 		return c, false
 	}
 	return c, true
+}
+
+// refuse answers a request that the certificate of its connection does not allow, and ends the connection: the next one
+// has the certificate that its client has then. The status is not 403, by which etcd's replicas tell each other that the
+// receiver was removed for good: a replica that gets it ends itself.
+func refuse(w http.ResponseWriter, why string) {
+	w.Header().Set("Connection", "close")
+	http.Error(w, why, http.StatusUnauthorized)
 }
 
 func (s *Server) hasReplica(name string) bool {

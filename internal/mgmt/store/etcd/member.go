@@ -62,6 +62,9 @@ type Security struct {
 	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
 	Files  PeerFiles
 	Admit  Admit
+	// Settled reports whether every member with a replica has a certificate of a CA in Files. A replica that runs with
+	// other CAs than those is started again then, since it reads them at its start; nil: it always is.
+	Settled func() bool
 }
 
 // Record is what a member writes about itself, for the leader's decisions.
@@ -114,6 +117,7 @@ type Member struct {
 	remote []string // endpoints of the client over the network; nil while the one in this process is used
 	why    string   // why the node is not what it was, for people
 	asked  mono.Time
+	cas    string    // what Files.CA was when the replica was started
 	lead   *lead     // while this replica leads
 	heard  mono.Time // when a learner last reached the leader, or started
 }
@@ -303,6 +307,7 @@ func (m *Member) setAside(why string) error {
 
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
+	m.cas = m.readCAs()
 	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
 	if err != nil {
 		return err
@@ -314,6 +319,29 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	}
 	m.remember()
 	return nil
+}
+
+// readCAs reads the CAs by which replicas verify each other, empty where there are none.
+func (m *Member) readCAs() string {
+	if m.c.Security == nil {
+		return ""
+	}
+	b, err := os.ReadFile(m.c.Security.Files.CA)
+	if err != nil {
+		m.c.Log.Warn("the CAs of replicas cannot be read", "err", err)
+		return m.cas
+	}
+	return string(b)
+}
+
+// outdated reports whether the replica has to be started again to verify others by the CAs that there are now. While
+// members have certificates of a CA that was replaced, it keeps the connections that it has; without a leader there is
+// nothing to keep.
+func (m *Member) outdated() bool {
+	if m.c.Security == nil || m.readCAs() == m.cas {
+		return false
+	}
+	return m.c.Security.Settled == nil || m.c.Security.Settled() || uint64(m.server.etcd.Leader()) == 0
 }
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
@@ -435,6 +463,9 @@ func (m *Member) step(ctx context.Context) {
 	if m.server != nil {
 		m.stepReplica(ctx, now)
 	}
+	if m.server == nil && m.hasFiles() {
+		m.resumeReplica(ctx, now)
+	}
 	if m.server == nil {
 		m.stepClient(ctx, now)
 	}
@@ -443,9 +474,30 @@ func (m *Member) step(ctx context.Context) {
 	}
 }
 
+// resumeReplica starts a replica again that could not be started again before, at intervals, as at the node's start.
+func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
+	if now.Sub(m.asked) < askEvery {
+		return
+	}
+	m.asked = now
+	switch verdict, why := m.resume(ctx); verdict {
+	case voters.Conflict:
+		m.why = why
+		return
+	case voters.SetAside:
+		if err := m.setAside(why); err != nil {
+			m.c.Log.Error("the files of the replica are still there", "err", err)
+		}
+		return
+	}
+	if err := m.reopen(ctx); err != nil {
+		m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
+	}
+}
+
 // stepReplica checks that the replica belongs to the group, and decides about the group where it leads.
 func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
-	removed := m.server.down() == removedWhy
+	removed := m.server.down() == removedWhy && m.server.leftGroup()
 	if !removed && now.Sub(m.asked) >= askEvery && m.c.Advertise != "" {
 		m.asked = now
 		switch verdict, why := m.resume(ctx); verdict {
@@ -463,6 +515,13 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	}
 	if removed {
 		m.retire(removedWhy)
+		return
+	}
+	if m.server.down() == removedWhy || m.server.down() == "" && m.outdated() {
+		m.lead = nil
+		if err := m.reopen(ctx); err != nil {
+			m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
+		}
 		return
 	}
 	if m.server.down() != "" || !m.server.Leads() {

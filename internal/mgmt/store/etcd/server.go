@@ -377,7 +377,7 @@ func (s *Server) serve(run context.Context) {
 		select {
 		case <-s.failed: // wakes the other waiters too
 			s.listener.Close()
-		case <-s.etcd.StopNotify(): // it was removed from its group
+		case <-s.etcd.StopNotify(): // it was removed from its group, or another replica reported that
 			s.fail(removedWhy)
 		case <-run.Done():
 		}
@@ -386,6 +386,9 @@ func (s *Server) serve(run context.Context) {
 
 // removedWhy is why a server ended that etcd ended in good order.
 const removedWhy = "this replica was removed from the group"
+
+// leftGroup reports whether the removal of this replica is in its own copy: the report of one other replica is no proof.
+func (s *Server) leftGroup() bool { return s.etcd.IsIDRemoved(s.ID()) }
 
 // URL is where other nodes reach the server, "" without Listen.
 func (s *Server) URL() string {
