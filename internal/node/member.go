@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"weft/internal/control/cli"
@@ -141,7 +142,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 		Server:  self.Server("h2", "http/1.1"),
 		Client:  self.Client("", "h2", "http/1.1"),
 		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
-		Settled: func() bool { r := n.member.Roster(); return r != nil && r.Renewed() },
+		Settled: n.settled,
 		Admit: func(c *x509.Certificate) (etcd.Caller, error) {
 			claims, err := self.Verify(time.Now(), []*x509.Certificate{c})
 			if err != nil {
@@ -156,6 +157,18 @@ func (n *Node) storeSecurity() *etcd.Security {
 				}}, nil
 		},
 	}
+}
+
+// settled reports whether the replicas of the store are of members, and all members have certificates of CAs that are not
+// frozen.
+func (n *Node) settled(replicas []string) bool {
+	r := n.member.Roster()
+	for _, name := range replicas {
+		if !slices.ContainsFunc(r.Members, func(m member.Record) bool { return member.GUIDKey(m.GUID) == name }) {
+			return false
+		}
+	}
+	return r.Renewed()
 }
 
 // users lists what would notice the end of the node: programs, guests, IP links.

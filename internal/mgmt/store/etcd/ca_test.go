@@ -147,14 +147,17 @@ func TestCAReplaced(t *testing.T) {
 		f.put(name, "k", fmt.Sprint("new ", i))
 	}
 	f.until("the replicas verify each other by the new CA alone", func() bool {
-		for _, name := range []string{"a", "b", "c"} {
-			if !f.members[name].Trusts(next.cert.Raw) {
-				return false
+		n := 0
+		for _, m := range f.members { // on a slow machine d replaces one that starts again
+			if m.Part().Role != etcd.RoleClient {
+				if !m.Trusts(next.cert.Raw) {
+					return false
+				}
+				n++
 			}
 		}
-		return true
+		return n == 3
 	})
-	f.roles("a:voter b:voter c:voter d:client")
 	f.expect("d", "k", "new 3")
 	f.kill("a")
 	f.put("d", "k", "2")

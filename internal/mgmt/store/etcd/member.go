@@ -62,9 +62,10 @@ type Security struct {
 	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
 	Files  PeerFiles
 	Admit  Admit
-	// Settled reports whether every member with a replica has a certificate of a CA in Files. A replica that runs with
-	// other CAs than those is started again then, since it reads them at its start; nil: it always is.
-	Settled func() bool
+	// Settled reports whether every replica, by the name of its member, is of a member of the fabric, and all members
+	// have certificates of CAs in Files. A replica that runs with other CAs than those is started again then, since it
+	// reads them at its start; nil: they always have.
+	Settled func(replicas []string) bool
 }
 
 // Record is what a member writes about itself, for the leader's decisions.
@@ -341,7 +342,11 @@ func (m *Member) outdated() bool {
 	if m.c.Security == nil || m.readCAs() == m.cas {
 		return false
 	}
-	return m.c.Security.Settled == nil || m.c.Security.Settled() || uint64(m.server.etcd.Leader()) == 0
+	var names []string
+	for _, r := range m.server.Replicas() {
+		names = append(names, r.Name)
+	}
+	return m.c.Security.Settled == nil || m.c.Security.Settled(names) || uint64(m.server.etcd.Leader()) == 0
 }
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {

@@ -149,6 +149,7 @@ func TestThreeVote(t *testing.T) {
 	f.open("d", "a")
 	f.expect("d", "k", "2")
 	f.roles("d:client")
+	f.until("d knows the voters", func() bool { return f.members["d"].Part().Voters == 3 })
 	w, err := f.members["d"].Watch(t.Context(), "k2")
 	if err != nil {
 		t.Fatal(err)
