@@ -294,6 +294,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 		m.fault("identity_copied", w.saw(id.Key(), name, &p))
 	}
 	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
+		m.fault("member_report", nil)
 		return nil
 	}
 	p.Clock = now

@@ -242,6 +242,17 @@ func storeError(err error) error {
 	return describe.Problem(api.CodeInternal, "", err, "weft store status")
 }
 
+// refusedChange is the error of a change of the store: that the group has no majority, where that is why.
+func (n *Network) refusedChange(err error) error {
+	if m := n.storeMember; m != nil && (errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)) {
+		if p := m.Part(); p.Alone {
+			d := noMajority(&p, n.fabric.Load())
+			return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
+		}
+	}
+	return storeError(err)
+}
+
 // edit changes the intended partitions and groups, in the store.
 func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
 	return n.editFor(ctx, "weft pkey list", f)
@@ -260,7 +271,7 @@ func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Inten
 	case errors.As(err, &wrong):
 		return describe.Invalid(fix, "%v", wrong.Err)
 	}
-	return storeError(err)
+	return n.refusedChange(err)
 }
 
 // Close ends the manager and closes the store.
