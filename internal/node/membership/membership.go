@@ -202,7 +202,11 @@ func (m *Membership) Start(ctx context.Context) error {
 
 // live starts the goroutines of a member.
 func (m *Membership) live() {
-	m.follows(m.roster.Load())
+	r := m.roster.Load()
+	m.follows(r)
+	if _, v, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now()); v == member.RemovedKey { // as it was when the node ended
+		m.fault("member_out", out(p.Why))
+	}
 	m.work.Go(m.follow)
 	m.work.Go(m.followReports)
 	m.work.Go(m.run)

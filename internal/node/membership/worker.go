@@ -40,7 +40,7 @@ func (w *worker) round(ctx context.Context) {
 	if err == nil {
 		err = w.report(ctx, r)
 	}
-	w.probe(ctx, err)
+	w.probe(err)
 	if err != nil {
 		return // follow reports it
 	}
@@ -60,7 +60,7 @@ const (
 
 // probe finds out whether this node is still a member when it has been without the store for a while: a removed one gets
 // no answer from the store, and no roster with its removal. missing is why the store cannot be used; nil: it can.
-func (w *worker) probe(ctx context.Context, missing error) {
+func (w *worker) probe(missing error) {
 	m := w.m
 	now := m.cfg.Now()
 	if missing == nil || w.reached.IsZero() {
@@ -71,6 +71,8 @@ func (w *worker) probe(ctx context.Context, missing error) {
 		return
 	}
 	w.probed = now
+	ctx, stop := context.WithTimeout(m.ctx, workTime) // that of the round has waited for the store
+	defer stop()
 	a, p := w.fetchElsewhere(ctx, m.roster.Load())
 	switch {
 	case p != nil && !join.Lost(p):
