@@ -166,7 +166,7 @@ func TestCAReplaced(t *testing.T) {
 	f.expect("d", "k", "2")
 }
 
-// TestForbiddenByAnother: a replica that another one tells for no reason that it was removed is there again, with all
+// TestForbiddenByAnother: a replica that ended because another one reported its removal in error is there again, with all
 // that it has. Only its own copy, or the answer of a member about it, is proof.
 func TestForbiddenByAnother(t *testing.T) {
 	f := newFabric(t)

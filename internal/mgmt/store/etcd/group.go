@@ -93,7 +93,7 @@ func (s *Server) admitted(w http.ResponseWriter, r *http.Request) (c Caller, ok 
 }
 
 // refuse answers a request that the certificate of its connection does not allow, and ends the connection: the next one
-// has the certificate that its client has then. The status is not 403, by which etcd's replicas tell each other that the
+// has the certificate that its client has then. The status is not 403, by which etcd's replicas report that the
 // receiver was removed for good: a replica that gets it ends itself.
 func refuse(w http.ResponseWriter, why string) {
 	w.Header().Set("Connection", "close")
