@@ -26,7 +26,7 @@ import (
 // A fenced block of the language "console" holds commands, each after a prompt: "$ " for this
 // machine, "host1$ " for the network namespace host1; "> " continues a command. The lines after a command are what it
 // prints, in this order: each must occur in a line of the output, white space aside, and "..."
-// stands for anything. A command that ends in "&" goes on while the next ones run. One that begins with
+// stands for anything. After --token, "..." is the token that was printed last. A command that ends in "&" goes on while the next ones run. One that begins with
 // "sleep" is repeated until it prints what the page shows, for a minute at most.
 //
 // Each page runs in mount, network and process namespaces of its own, with an empty /run, so that it
@@ -47,6 +47,9 @@ func TestDocs(t *testing.T) {
 				t.Fatalf("%s has %d commands: its console blocks are gone", page, len(commands))
 			}
 			r := newReader(t)
+			if page == "README.md" {
+				r.hosts(3) // which it supposes
+			}
 			for _, c := range commands {
 				begun := time.Now()
 				out, err := r.run(c)
@@ -131,6 +134,9 @@ type command struct {
 // ellipsis is "..." and the space around it, where quoted for a regular expression.
 var ellipsis = regexp.MustCompile(` ?\\.\\.\\. ?`)
 
+// tokenLine is the line of weft token for the next host.
+var tokenLine = regexp.MustCompile(`^weft join \S+ --token (\S+)$`)
+
 var prompt = regexp.MustCompile(`^(\w*)\$ (.+)$`)
 
 // commandsOf returns the commands of all console blocks of a page. Another language may hold no
@@ -194,6 +200,7 @@ type reader struct {
 	t      *testing.T
 	inside string // process id of the shell of the machine itself, as this process sees it
 	shells map[string]*shell
+	token  string // that was printed last
 }
 
 type shell struct {
@@ -223,6 +230,29 @@ func newReader(t *testing.T) *reader {
 		}
 	})
 	return r
+}
+
+// hosts makes network namespaces host1, host2, … at one bridge, with the addresses 10.0.0.1, 10.0.0.2, …, and a shell on
+// each with a host name and a directory of its own.
+func (r *reader) hosts(n int) {
+	r.t.Helper()
+	script := []string{"ip link add lan mtu 9000 type bridge && ip link set lan up"}
+	for i := range n {
+		script = append(script, strings.ReplaceAll("ip netns add hostN && "+
+			"ip link add portN mtu 9000 type veth peer name eth0 mtu 9000 netns hostN && ip link set portN master lan up && "+
+			"ip -n hostN addr add 10.0.0.N/24 dev eth0 && ip -n hostN link set eth0 up && ip -n hostN link set lo up",
+			"N", fmt.Sprint(i+1)))
+	}
+	list := []command{{text: strings.Join(script, "\n")}}
+	for i := range n {
+		h := fmt.Sprint("host", i+1)
+		list = append(list, command{host: h, text: "hostname " + h + "; export WEFT_DIR=/run/weft-" + h})
+	}
+	for _, c := range list {
+		if out, err := r.run(c); err != nil {
+			r.t.Fatalf("%s: %v: %s", c.text, err, out)
+		}
+	}
 }
 
 // logNodes logs what each node of the machine reports and has printed. It uses a shell of its own: the others may wait
@@ -289,7 +319,7 @@ func (r *reader) run(c command) (string, error) {
 			c.host, "unshare", "--uts", "bash"))
 		r.shells[c.host] = s
 	}
-	script := "{ " + c.text + "\n} </dev/null"
+	script := "{ " + strings.ReplaceAll(c.text, "--token ...", "--token "+r.token) + "\n} </dev/null"
 	background := strings.HasSuffix(c.text, "&")
 	if background && len(c.expected) == 0 {
 		script = "listening=$(ss -Hltn | wc -l)\n" + script + untilListening
@@ -309,6 +339,9 @@ func (r *reader) run(c command) (string, error) {
 			}
 			if code, found := strings.CutPrefix(line, mark); !found {
 				fmt.Fprintln(&out, line)
+				if m := tokenLine.FindStringSubmatch(line); m != nil {
+					r.token = m[1]
+				}
 			} else if ended = true; code != "0" {
 				return out.String(), fmt.Errorf("exit code %s", code)
 			}
