@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,17 +83,24 @@ func TestCounters(t *testing.T) {
 		"weft run -- ibv_rc_pingpong -d weft0 -g 1 &",
 		"weft run -- rping -s &",
 		"sleep 1; weft stat --all -o json >counters.json; weft res qp && grep -q conn_opened counters.json && " +
-			"grep -q rx_bad_veswid counters.json && cat counters.json",
+			"grep -q rx_bad_veswid counters.json",
+		// A member of a fabric, which a node with --peer is not.
+		"ip netns add host && ip -n host link add eth0 type veth peer name eth1 && ip -n host addr add 10.0.1.1/24 dev eth0",
+		"ip -n host link set eth0 up && ip -n host link set eth1 up && ip -n host link set lo up",
+		"ip netns exec host weft up --detach --dir /run/host && weft token --dir /run/host",
+		"weft stat --all --dir /run/host -o json >host.json && cat counters.json host.json",
 	} {
 		var err error
 		if out, err = r.run(command{text: text}); err != nil {
 			t.Fatalf("%s: %v\n%s", text, err, out)
 		}
 	}
-	var list []api.Counter
-	if err := json.Unmarshal([]byte(out[strings.Index(out, "["):]), &list); err != nil {
+	var list, member []api.Counter
+	both := json.NewDecoder(strings.NewReader(out[strings.Index(out, "["):]))
+	if err := errors.Join(both.Decode(&list), both.Decode(&member)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	list = append(list, member...)
 	type key struct{ scope, part, name string }
 	listed := map[key]bool{}
 	for _, c := range list {
