@@ -159,8 +159,8 @@ func (n *Node) storeSecurity() *etcd.Security {
 	}
 }
 
-// settled reports whether the replicas of the store are of members, and all members have certificates of CAs that are not
-// frozen.
+// settled reports whether the replicas of the store are of members, and all members have certificates of CAs that are
+// not frozen.
 func (n *Node) settled(replicas []string) bool {
 	r := n.member.Roster()
 	for _, name := range replicas {

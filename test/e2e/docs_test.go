@@ -27,7 +27,8 @@ import (
 // A fenced block of the language "console" holds commands, each after a prompt: "$ " for this
 // machine, "host1$ " for the network namespace host1; "> " continues a command. The lines after a command are what it
 // prints, in this order: each must occur in a line of the output, white space aside, and "..."
-// stands for anything. After --token, "..." is the token that was printed last. A command that ends in "&" goes on while the next ones run. One that begins with
+// stands for anything. After --token, "..." is the token that was printed last. A command that ends in "&" goes
+// on while the next ones run. One that begins with
 // "sleep" is repeated until it prints what the page shows, for a minute at most.
 //
 // Each page runs in mount, network and process namespaces of its own, with an empty /run, so that it
@@ -240,8 +241,8 @@ func newReader(t *testing.T) *reader {
 	return r
 }
 
-// hosts makes network namespaces host1, host2, … at one bridge, with the addresses 10.0.0.1, 10.0.0.2, …, and a shell on
-// each with a host name and a directory of its own.
+// hosts makes network namespaces host1, host2, … at one bridge, with the addresses 10.0.0.1, 10.0.0.2, …, and a shell
+// on each with a host name and a directory of its own.
 func (r *reader) hosts(n int) {
 	r.t.Helper()
 	script := []string{"ip link add lan mtu 9000 type bridge && ip link set lan up"}

@@ -75,7 +75,7 @@ func TestMembersUnprivileged(t *testing.T) {
 	r.eventually("host1", "weft store status", "... leader ...", "... voter ...")
 }
 
-// TestMembers makes a fabric of three hosts. A host that is no member gets nothing of it. A member that is removed loses
+// TestMembers makes a fabric of three hosts. A host that is no member gets nothing of it. A removed member loses
 // everything at once, also after it started again, and can join anew; the others go on.
 func TestMembers(t *testing.T) {
 	lab.NeedNetNS(t)

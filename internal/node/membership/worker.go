@@ -58,8 +58,8 @@ const (
 	probeEvery = 15 * time.Second
 )
 
-// probe finds out whether this node is still a member when it has been without the store for a while: a removed one gets
-// no answer from the store, and no roster with its removal. missing is why the store cannot be used; nil: it can.
+// probe finds out whether this node is still a member when it has been without the store for a while: a removed one
+// gets no answer from the store, and no roster with its removal. missing is why the store cannot be used; nil: it can.
 func (w *worker) probe(missing error) {
 	m := w.m
 	now := m.cfg.Now()

@@ -243,10 +243,10 @@ func storeError(err error) error {
 }
 
 // refusedChange is the error of a change of the store: that the group has no majority, where that is why.
-func (n *Network) refusedChange(err error) error {
-	if m := n.storeMember; m != nil && (errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)) {
+func refusedChange(m *etcd.Member, f *Fabric, err error) error {
+	if m != nil && (errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)) {
 		if p := m.Part(); p.Alone {
-			d := noMajority(&p, n.fabric.Load())
+			d := noMajority(&p, f)
 			return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
 		}
 	}
@@ -271,7 +271,7 @@ func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Inten
 	case errors.As(err, &wrong):
 		return describe.Invalid(fix, "%v", wrong.Err)
 	}
-	return n.refusedChange(err)
+	return refusedChange(n.storeMember, n.fabric.Load(), err)
 }
 
 // Close ends the manager and closes the store.

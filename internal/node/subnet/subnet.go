@@ -167,7 +167,8 @@ func New(c Config) *Subnet {
 	s.asks.waiting = map[uint64]chan<- mad.Perf{}
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
-		VendorID: vendorID, Description: switchDescription(c.Host), Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
+		VendorID: vendorID, Description: switchDescription(c.Host), Caps: agent.DefaultCaps,
+		EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
 		switchCounters{s})
 	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers)}
 	for i, name := range c.Peers {

@@ -17,8 +17,8 @@ import (
 	"weft/internal/mgmt/store/etcd"
 )
 
-// rollover is the trust of a fabric whose CA is replaced while it runs: the certificates of a member follow, and those of
-// the old CA are refused that a member has no more.
+// rollover is the trust of a fabric in which the CA is replaced: the certificates of members follow, and those of the
+// old CA are refused that a member has no more.
 type rollover struct {
 	*testing.T
 	mu      sync.Mutex
@@ -166,8 +166,8 @@ func TestCAReplaced(t *testing.T) {
 	f.expect("d", "k", "2")
 }
 
-// TestForbiddenByAnother: a replica that ended because another one reported its removal in error is there again, with all
-// that it has. Only its own copy, or the answer of a member about it, is proof.
+// TestForbiddenByAnother: a replica that ended because another one reported its removal in error is there again, with
+// all that it has. Only its own copy, or the answer of a member about it, is proof.
 func TestForbiddenByAnother(t *testing.T) {
 	f := newFabric(t)
 	m := f.open("a")

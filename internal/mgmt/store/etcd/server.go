@@ -387,7 +387,7 @@ func (s *Server) serve(run context.Context) {
 // removedWhy is why a server ended that etcd ended in good order.
 const removedWhy = "this replica was removed from the group"
 
-// leftGroup reports whether the removal of this replica is in its own copy: the report of one other replica is no proof.
+// leftGroup reports whether the removal of this replica is in its own copy: the report of another one is no proof.
 func (s *Server) leftGroup() bool { return s.etcd.IsIDRemoved(s.ID()) }
 
 // URL is where other nodes reach the server, "" without Listen.
