@@ -235,8 +235,8 @@ func (n *Node) openFunctions() {
 func (n *Node) openReports() {
 	n.reports = &reporter{settings: n.cfg, identity: n.identity, started: n.started, ready: n.ready.Load, wall: n.wall,
 		host: n.table.Load, functions: n.all, table: n.funcs, lanes: n.lanes, sessions: n.sessions, groups: n.groups,
-		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, member: n.member, mesh: n.mesh,
-		subnet: n.sub, ip: n.ip, vesw: n.vesw, cards: n.cards}
+		intent: n.intent, captures: n.captures, faults: n.faults, connections: n.cm, network: n.mgmt, member: n.member,
+		mesh: n.mesh, subnet: n.sub, ip: n.ip, vesw: n.vesw, cards: n.cards}
 }
 
 // restore finds out where the intent is kept, and restores it.

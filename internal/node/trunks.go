@@ -52,8 +52,8 @@ func (t memberTrunks) Remove(trunk int) error { return t.sub.RemoveTrunk(trunk) 
 // Up implements mesh.Trunks.
 func (t memberTrunks) Up(trunk int) (bool, error) { return t.sub.TrunkUp(trunk) }
 
-// mayBeMember returns why a node with these settings can be in no fabric: settings of a laboratory would be of no effect
-// there, or part it from the others.
+// mayBeMember returns why a node with these settings can be in no fabric: settings of a laboratory would be of no
+// effect there, or part it from the others.
 func mayBeMember(c *config.Config, node string) error {
 	for _, x := range []struct {
 		given     bool

@@ -161,8 +161,8 @@ func pages(t *testing.T) []string {
 }
 
 // TestDocsNameRealFunctions looks for a definition of every `name()`, `Type.name()`, `package.name()` and
-// `package.Type.name()` in the documents. Where "of" or "in" and the folder of a package follow, it is looked for there. In ARCHITECTURE.md a
-// method of types with one name in several packages stands with its package.
+// `package.Type.name()` in the documents. Where "of" or "in" and the folder of a package follow, it is looked for
+// there. In ARCHITECTURE.md a method of types with one name in several packages stands with its package.
 func TestDocsNameRealFunctions(t *testing.T) {
 	dir, d := root(t), definitions(t)
 	call := regexp.MustCompile("`((?:\\w+\\.)*)(\\w+)\\((?:now)?\\)`(?:\\s+(?:of|in)\\s+`(internal/[\\w/]+)`)?")
@@ -197,8 +197,8 @@ func TestDocsNameRealFunctions(t *testing.T) {
 	}
 }
 
-// TestDocsNameRealMembers looks for the member in every `Type.member` and `package.member` of the documents, also without
-// parentheses. A name with a small letter that is neither a type nor a package here is not Weft's.
+// TestDocsNameRealMembers looks for the member in every `Type.member` and `package.member` of the documents, also
+// without parentheses. A name with a small letter that is neither a type nor a package here is not Weft's.
 func TestDocsNameRealMembers(t *testing.T) {
 	dir, d := root(t), definitions(t)
 	member := regexp.MustCompile("`((?:\\w+\\.)*?(\\w+))\\.(\\w+)(?:\\([^`]*\\))?`")

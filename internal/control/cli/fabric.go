@@ -32,7 +32,8 @@ answers; other nodes name that node.`,
 		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
 	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
-	cmd.AddCommand(planCommand(a), topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)), sweepCommand(a))
+	cmd.AddCommand(planCommand(a), topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)),
+		sweepCommand(a))
 	return cmd
 }
 

@@ -57,8 +57,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// TestListFlags gives lists by flags: a value in quotation marks has commas of its own, and an empty list replaces that of
-// the environment.
+// TestListFlags gives lists by flags: a value in quotation marks has commas of its own, and an empty list replaces that
+// of the environment.
 func TestListFlags(t *testing.T) {
 	vars := env(map[string]string{"WEFT_PEER": "10.0.0.9", "WEFT_IPOIB_SET": "debug=1"})
 	got, err := Load(Sources{Flags: flags(t, "--peer=", `--ipoib-set="pkeys=0x8014,0x8015"`, "--ipoib-set=scope=2"),

@@ -2,9 +2,9 @@
 
 // Package doctor checks the host of a node, and reads the checks of a fabric from the state that nodes report.
 //
-// What comes in: a Host with the paths and functions by which the host is reached, and answers of the control interface;
-// what goes out: findings. The command line calls it, with or without a running node. It changes nothing: a port that it
-// binds to find out whether it is free, it releases at once.
+// What comes in: a Host with the paths and functions by which the host is reached, and answers of the control
+// interface; what goes out: findings. The command line calls it, with or without a running node. It changes nothing: a
+// port that it binds to find out whether it is free, it releases at once.
 package doctor
 
 import (

@@ -85,8 +85,8 @@ func (s *Faults) List(context.Context) ([]api.Fault, error) {
 	return list, nil
 }
 
-// add adds a rule. Every lane gets it with a seed of its own that follows from the one given. A rule for RoCE links also
-// acts on packets within the node.
+// add adds a rule. Every lane gets it with a seed of its own that follows from the one given. A rule for RoCE links
+// also acts on packets within the node.
 func (s *Faults) add(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
 	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt,
 		Delay: spec.DelayNS}

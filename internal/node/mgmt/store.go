@@ -144,7 +144,7 @@ func (n *Network) Start(ctx context.Context) error {
 	if !manages {
 		return nil // the store keeps the node's devices
 	}
-	key, err := n.nodeMKey()
+	key, err := nodeMKey(n.cfg.Settings.MKeyFile)
 	if err != nil {
 		return err
 	}
@@ -168,19 +168,19 @@ func (n *Network) Start(ctx context.Context) error {
 	return nil
 }
 
-// nodeMKey reads the M_Key that was given to this node, 0 if none was.
-func (n *Network) nodeMKey() (uint64, error) {
-	if n.cfg.Settings.MKeyFile == "" {
+// nodeMKey reads the M_Key from the file that was given to the node, 0 without one.
+func nodeMKey(file string) (uint64, error) {
+	if file == "" {
 		return 0, nil
 	}
 	const what, fix = "cannot read the M_Key", "write one number to it, such as 0x1122334455667788, readable by the node's user"
-	b, err := os.ReadFile(n.cfg.Settings.MKeyFile)
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return 0, &api.Error{What: what, Why: err.Error(), Fix: fix}
 	}
 	key, err := api.ParseMKey(string(b))
 	if err != nil {
-		return 0, &api.Error{What: what, Why: n.cfg.Settings.MKeyFile + ": " + err.Error(), Fix: fix}
+		return 0, &api.Error{What: what, Why: file + ": " + err.Error(), Fix: fix}
 	}
 	return key, nil
 }

@@ -30,8 +30,8 @@ const (
 // ErrNoReply is the error of a request that was not answered.
 var ErrNoReply = errors.New("no answer")
 
-// PortCounters requests the counters of a port of the node with a LID (IBA volume 1, 16.1.3.5). No lane may call it, nor
-// the management goroutine.
+// PortCounters requests the counters of a port of the node with a LID (IBA volume 1, 16.1.3.5). No lane may call it,
+// nor the management goroutine.
 func (s *Subnet) PortCounters(ctx context.Context, lid ib.LID, port uint8) (c mad.PortCounters, err error) {
 	reply := make(chan mad.Perf, askTries) // one for each repetition: the management goroutine never waits
 	var tid uint64

@@ -10,9 +10,9 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// turn lets agents, manager and programs send until none has anything to send, and returns when one may have. A change that an agent reports is
-// published to the lanes before a datagram that may report it leaves: a program that reads that it is in a group sends
-// to it at once.
+// turn lets agents, manager and programs send until none has anything to send, and returns when one may have. A change
+// that an agent reports is published to the lanes before a datagram that may report it leaves: a program that reads
+// that it is in a group sends to it at once.
 func (s *Subnet) turn(now mono.Time) mono.Time {
 	for {
 		s.flush(now)

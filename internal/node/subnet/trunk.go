@@ -64,8 +64,8 @@ func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
 	return nil
 }
 
-// Listen opens the sockets of trunks that have none yet (TrunkConfig.Later), so that AddTrunk may follow. On an error there
-// is none. The lanes run; no lane may call it.
+// Listen opens the sockets of trunks that have none yet (TrunkConfig.Later), so that AddTrunk may follow. On an error
+// there is none. The lanes run; no lane may call it.
 func (s *Subnet) Listen() (err error) {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
@@ -396,7 +396,8 @@ func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 		to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 		to.Values[mad.CounterRcvErrors] += k.RcvErrors
 	}
-	// What a cable would count as damaged symbols and failures are datagrams that did not arrive, and ends of the trunk.
+	// What a cable would count as damaged symbols and failures are datagrams that did not arrive, and ends of the
+	// trunk.
 	first := c.s.lanes.First()
 	first.Query(func() { // a stuck lane has other symptoms
 		if peer := int(w.Port[port].Number); c.s.trunks != nil && c.s.trunks.Used(peer) {

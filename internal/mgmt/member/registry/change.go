@@ -431,8 +431,8 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 	return again && err == nil, err
 }
 
-// placeMembers writes what has changed of the switches and places of members, so that all rosters have it. A transaction
-// has a bounded number of operations; plans with some of the places are plans as well.
+// placeMembers writes what has changed of the switches and places of members, so that all rosters have it. A
+// transaction has a bounded number of operations; plans with some of the places are plans as well.
 func placeMembers(v *view) (ops []store.Op, err error) {
 	plan := v.roster.Shape()
 	for i := range v.roster.Members {

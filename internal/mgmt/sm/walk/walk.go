@@ -195,8 +195,8 @@ func (f *Fabric) partitionName(key ib.PKey) string {
 
 var memberships = [...]string{sm.NotMember: "no", sm.Limited: "limited", sm.Full: "full"}
 
-// partitions checks that two ports share a partition in which they can communicate (IBA volume 1, 10.9.3), by the tables
-// that the ports have.
+// partitions checks that two ports share a partition in which they can communicate (IBA volume 1, 10.9.3), by the
+// tables that the ports have.
 func (f *Fabric) partitions(r *Report) {
 	a, b := f.Topo.Port(r.From), f.Topo.Port(r.To)
 	wantA, wantB := sm.IntendedKeys(f.Partitions, a.GUID, f.Manager), sm.IntendedKeys(f.Partitions, b.GUID, f.Manager)

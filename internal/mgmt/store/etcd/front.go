@@ -119,7 +119,8 @@ func (f *front) sort(c net.Conn) {
 	}
 }
 
-// close ends the listener and waits for serve and its handshakes. Connections that were handed over belong to the servers.
+// close ends the listener and waits for serve and its handshakes. Connections that were handed over belong to the
+// servers.
 func (f *front) close() {
 	f.stop()
 	_ = f.l.Close()
