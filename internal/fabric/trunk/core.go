@@ -412,8 +412,8 @@ func (c *Core) accept(now mono.Time, from netip.AddrPort, s *session, h *Header,
 	if h.Kind == Control {
 		mode = seal.Encrypt
 	}
-	w := p.streams[h.Stream]
-	if w != nil {
+	// A session of another start of the peer begins its numbers anew. Its first genuine datagram confirms it.
+	if w := p.streams[h.Stream]; w != nil && (s.confirmed || s.theirs == p.theirs) {
 		if why := w.check(h.Number); why != OK {
 			return why
 		}

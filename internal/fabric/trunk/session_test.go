@@ -613,6 +613,25 @@ func TestPeerAnywhere(t *testing.T) {
 	}
 }
 
+// TestRestartAnywhere: the end that waits for the other to begin starts again. Its numbers begin anew, and those that the
+// other end has of its earlier start do not count.
+func TestRestartAnywhere(t *testing.T) {
+	w := newWorld(t, 9)
+	key := psk(t, 1)
+	waits := func(c *Config) { c.Peers = []PeerConfig{{Node: 0xb, Limit: 1472}} }
+	a, b := w.host(0xa, 1472, key, waits), w.host(0xb, 1472, key, nil, 0xa)
+	w.run(2*time.Second, up(a, b))
+	w.run(10*time.Second, never)
+	a = w.host(0xa, 1472, key, waits)
+	if !w.run(2*time.Second, func() bool { return b.core.Status(0).Restarts == 1 && up(a, b)() }) {
+		t.Fatalf("not up again within 2 s: %+v, %+v", a.core.Status(0), b.core.Status(0))
+	}
+	w.run(5*time.Second, never)
+	if k := a.core.Status(0); k.Ups != 1 || k.Downs != 0 {
+		t.Errorf("the trunk did not stay up: %+v", k)
+	}
+}
+
 // TestStrangers: nodes with another key, or none, get no session, and the status says why.
 func TestStrangers(t *testing.T) {
 	anyone, err := trust.NewAnyone("x", wall)

@@ -212,23 +212,20 @@ func dials(a, b *member.Record) bool {
 
 func (m *Mesh) add(self, x *member.Record) {
 	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now()}
-	var at netip.AddrPort
+	e.list, e.why = []netip.AddrPort{{}}, nil // from wherever the other begins
 	if e.dials {
-		if e.list, e.why = m.addresses(x); e.why == nil {
-			at = e.list[0]
+		e.list, e.why = m.addresses(x)
+	}
+	for i, at := range e.list { // some may be of a family without a socket
+		e.at = i
+		if e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, at); e.why == nil {
+			break
 		}
-	}
-	if e.why == nil {
-		e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, at)
-	}
-	for e.why != nil && e.at+1 < len(e.list) { // such as one of a family without a socket
-		e.at++
-		e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, e.list[e.at])
 	}
 	if old := m.ends[x.GUID]; e.why != nil && (old == nil || old.why.Error() != e.why.Error()) {
 		m.cfg.Log.Warn("no trunk", "member", x.Name, "err", e.why)
 	} else if e.why == nil {
-		m.cfg.Log.Info("trunk added", "member", x.Name, "address", at)
+		m.cfg.Log.Info("trunk added", "member", x.Name, "begins", e.dials)
 	}
 	e.began = m.mono()
 	m.ends[x.GUID] = e

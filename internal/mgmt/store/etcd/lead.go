@@ -26,7 +26,6 @@ type lead struct {
 	s     *Server
 	seen  map[string]mono.Time // members
 	since map[replicaRole]mono.Time
-	last  voters.Change // for the log
 	said  string
 }
 
