@@ -26,7 +26,11 @@ func (s *stoppable) stop() {
 	s.leases.Kill()
 }
 
-func (s *stoppable) run() { s.mu.RLock(); s.mu.RUnlock() } //nolint:staticcheck // it waits
+// run waits while the process is stopped.
+func (s *stoppable) run() {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+}
 
 func (s *stoppable) Get(ctx context.Context, key string) (store.Entry, error) {
 	s.run()
