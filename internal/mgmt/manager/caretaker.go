@@ -76,7 +76,7 @@ func (m *Manager) inherit(ctx context.Context) (in inherited, err error) {
 			}
 		case e.Key == KeyIntent:
 			in.intentRev = e.Rev
-			in.intent, err = parseIntent(e.Value)
+			in.intent, err = usableIntent(e.Value)
 		case e.Key == KeyVESWs:
 			in.wantedRev = e.Rev
 			in.wanted, err = parseVESWs(e.Value)

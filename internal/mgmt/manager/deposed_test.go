@@ -5,6 +5,7 @@ package manager
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -127,4 +128,62 @@ func TestStoppedMasterChangesNothing(t *testing.T) {
 		t.Errorf("what was observed has token %d, want %d of the master", o.Token, token)
 	}
 	a.m.Close()
+}
+
+// TestUnreadableIntent: a manager that is elected and cannot read the intent changes no port, since each would become a
+// full member of the default partition; it gives the term back, and begins when the intent can be read. The master that
+// has read it before goes on.
+func TestUnreadableIntent(t *testing.T) {
+	for _, bad := range []string{`{`, `{"version":9}`, `{"version":1,"Subnet":{"LMC":200}}`} {
+		mem := store.NewMemory()
+		defer mem.Close()
+		if err := EditIntent(t.Context(), mem, func(i *Intent) error {
+			i.Subnet.Partitions = []sm.Partition{{Name: "red", PKey: 0x8001, All: sm.Limited}}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		good, err := mem.Get(t.Context(), KeyIntent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := mem.Open()
+		a := begin(t, "a", first)
+		a.until("the first brings the port up", a.active)
+		keys := slices.Clone(a.ca.PKeys(1))
+		if _, err := store.Put(t.Context(), mem, KeyIntent, []byte(bad)); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			a.pump()
+			time.Sleep(time.Millisecond)
+		}
+		if !slices.Equal(a.ca.PKeys(1), keys) || !a.m.Status().Permitted {
+			t.Errorf("%s: the master that read the intent before has %v, it had %v", bad, a.ca.PKeys(1), keys)
+		}
+		first.Kill()
+		a.m.Close()
+
+		b := begin(t, "b", mem)
+		b.until("the second cannot read the intent", func() bool { return b.m.Unreadable() != nil })
+		for range 20 {
+			b.pump()
+			time.Sleep(time.Millisecond)
+		}
+		if s := b.m.Status(); s.Permitted || b.ca.LID() != 0 {
+			t.Errorf("%s: it manages without the intent: %+v, keys %v", bad, s, b.ca.PKeys(1))
+		}
+		b.until("it gives the term back", func() bool {
+			_, err := store.LeaderOf(t.Context(), mem, Election)
+			return isNotFound(err)
+		})
+		if _, err := store.Put(t.Context(), mem, KeyIntent, good.Value); err != nil {
+			t.Fatal(err)
+		}
+		b.until("it begins with the intent", b.active)
+		if !slices.Equal(b.ca.PKeys(1), keys) || b.m.Unreadable() != nil {
+			t.Errorf("%s: keys %v, want %v; %v", bad, b.ca.PKeys(1), keys, b.m.Unreadable())
+		}
+		b.m.Close()
+	}
 }

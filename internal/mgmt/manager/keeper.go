@@ -13,6 +13,7 @@ import (
 	"weft/internal/mgmt/sm/em"
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/problem"
 )
 
 func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
@@ -30,18 +31,25 @@ func (m *Manager) govern(ctx context.Context) {
 			}
 			continue
 		}
-		m.hold(ctx, term)
+		unreadable := m.hold(ctx, term)
 		// A clean end lets another manager go on at once.
 		end, stop := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 		if err := term.Resign(end); err != nil {
 			m.cfg.Log.Debug("the term ends by itself", "err", err)
 		}
 		stop()
+		if unreadable != nil {
+			pause(ctx, unreadableWait)
+		}
 	}
 }
 
-// hold is one term of office.
-func (m *Manager) hold(ctx context.Context, term *store.Term) {
+// unreadableWait is how long a manager that cannot read the intent waits before it stands in the next election.
+const unreadableWait = 2 * time.Second
+
+// hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member
+// of the default partition, so that the term ends before it changes a port.
+func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 	var o sm.Observations
 	var clients sa.State
 	var mkey MKey
@@ -68,18 +76,26 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		if err == nil {
 			mkey, rev, err = m.loadMKey(ctx, term)
 		}
+		var wrong *problem.Error
+		if errors.As(err, &wrong) {
+			if m.unreadable.Swap(wrong) == nil {
+				m.cfg.Log.Error("the subnet is not managed", "err", wrong)
+			}
+			return wrong
+		}
 		if err == nil {
 			break
 		}
 		m.cfg.Log.Warn("cannot read what the manager before observed", "err", err)
 		select {
 		case <-term.Lost():
-			return
+			return nil
 		case <-ctx.Done():
-			return
+			return nil
 		case <-time.After(time.Second):
 		}
 	}
+	m.unreadable.Store(nil)
 	fence := term.Fence()
 	m.fence.Store(&fence)
 	defer m.fence.Store(nil)
@@ -119,18 +135,18 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	select {
 	case <-begun:
 	case <-ctx.Done():
-		return
+		return nil
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-term.Lost():
 			m.cfg.Log.Warn("the term of the subnet manager is over")
-			return
+			return nil
 		case k := <-m.keep:
 			if !m.write(ctx, term, k) {
-				return
+				return nil
 			}
 		}
 	}
@@ -221,8 +237,9 @@ func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string
 	return nil
 }
 
-// loadIntent reads the intent at the begin of a term. The revision is 0 if there is none, or none that
-// can be read.
+// loadIntent reads the intent at the begin of a term. The revision is 0 where the store has none. One that cannot be
+// used is a *problem.Error, also where this manager followed an earlier one: the earlier one may be older than a change
+// that took a port out of a partition.
 func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err error) {
 	e, err := m.cfg.Store.Get(ctx, KeyIntent)
 	if isNotFound(err) {
@@ -231,9 +248,9 @@ func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err 
 	if err != nil {
 		return i, 0, err
 	}
-	if i, err = parseIntent(e.Value); err != nil {
-		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "err", err)
-		return i, 0, nil
+	if i, err = usableIntent(e.Value); err != nil {
+		return i, 0, &problem.Error{What: "cannot manage the subnet", Why: err.Error(), Err: err,
+			Fix: "weft store restore, with a backup, or upgrade weft on this node"}
 	}
 	return i, e.Rev, nil
 }

@@ -31,6 +31,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
+	"weft/internal/proto/problem"
 )
 
 // Keys of the store.
@@ -106,8 +107,10 @@ type Manager struct {
 	elected   bool
 	caretaker bool                        // it manages from the node's copy of the store, which has no majority
 	fence     atomic.Pointer[store.Fence] // of the present term; nil: this is not the master
-	cancel    context.CancelFunc
-	done      sync.WaitGroup
+	// unreadable is why this manager, elected, does not manage; nil: nothing prevents it.
+	unreadable atomic.Pointer[problem.Error]
+	cancel     context.CancelFunc
+	done       sync.WaitGroup
 }
 
 // keeping is what the keeper shall write next; nil has not changed.
@@ -527,6 +530,22 @@ func parseIntent(b []byte) (i Intent, err error) {
 	}
 	return i, nil
 }
+
+// usableIntent reads an intent that a manager may begin with.
+func usableIntent(b []byte) (Intent, error) {
+	i, err := parseIntent(b)
+	if err != nil {
+		return i, err
+	}
+	if err := i.Subnet.Validate(); err != nil {
+		return i, fmt.Errorf("read %s: %w", KeyIntent, err)
+	}
+	return i, nil
+}
+
+// Unreadable is why this manager does not manage though it is elected: the intent in the store cannot be used. It is
+// nil where nothing prevents it. It may be called on any goroutine.
+func (m *Manager) Unreadable() *problem.Error { return m.unreadable.Load() }
 
 // writeTimeout bounds one write of the keeper.
 const writeTimeout = 5 * time.Second

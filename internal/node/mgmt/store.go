@@ -202,6 +202,11 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	case n.store == nil:
 		return nil
 	}
+	if n.manager != nil {
+		if p := n.manager.Unreadable(); p != nil {
+			return []api.Degraded{{What: "intent_unreadable", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
+		}
+	}
 	if m := n.storeMember; m != nil {
 		if p := m.Part(); p.Alone {
 			return []api.Degraded{noMajority(&p, n.fabric.Load())}
