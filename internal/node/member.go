@@ -104,7 +104,7 @@ func (n *Node) shared() *mgmt.Fabric {
 		Key:       key,
 		Listen:    fmt.Sprintf(":%d", n.cfg.StorePort),
 		Advertise: n.storeAddress(),
-		Joins:     len(roster.Members) > 1,
+		Joins:     !n.member.Alone(),
 		Security:  n.storeSecurity(),
 		Label:     n.member.Label,
 	}

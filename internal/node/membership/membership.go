@@ -14,6 +14,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -84,6 +85,7 @@ type Membership struct {
 	cfg         Config
 	dir         home.Dir
 	incarnation uint64
+	unread      bool // the roster on the disk could not be read; set by Open
 
 	cert   atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
 	roster atomic.Pointer[member.Roster]
@@ -125,10 +127,46 @@ func (m *Membership) Open() error {
 	}
 	roster, err := m.dir.Roster()
 	if err != nil {
-		m.cfg.Log.Warn("no roster on disk", "err", err)
-		roster = &member.Roster{Fabric: kept.Fabric, CAs: kept.CAs, Skew: int64(member.MaxSkew)}
+		if roster, err = m.without(kept, err); err != nil {
+			return err
+		}
 	}
 	return m.adopt(kept, roster)
+}
+
+// without is the roster of a node that cannot read that on its disk. It has this node alone, and admits no other: one
+// that was removed could not be told from one that joined.
+func (m *Membership) without(kept *home.Membership, why error) (*member.Roster, error) {
+	m.unread = true
+	p := problem.Of("cannot read the roster", why)
+	fix := p.Fix
+	if errors.Is(why, fs.ErrNotExist) {
+		fix = "restore " + m.dir.Path(home.RosterFile) + " from a backup, or weft leave and weft join again"
+	}
+	m.fault("member_roster", problem.New("no other member is admitted until this node reads the store",
+		problem.Text(p.What, p.Why, ""), fix))
+	x, err := x509.ParseCertificate(kept.Certificate)
+	if err != nil {
+		return nil, err
+	}
+	claims, err := member.ClaimsOf(x)
+	if err != nil {
+		return nil, err
+	}
+	r := &member.Roster{Fabric: kept.Fabric, At: m.cfg.Now(), Skew: int64(member.MaxSkew),
+		CAs: slices.Clone(kept.CAs), Members: []member.Record{{GUID: kept.GUID, Name: kept.Name, Key: member.KeyOf(x),
+			Certificate: kept.Certificate, Roles: claims.Roles, State: member.Active}}}
+	for i := range r.CAs {
+		r.CAs[i].State = member.CAFrozen // only certificates in records count
+	}
+	return r, nil
+}
+
+// Alone reports whether the node is the only member of its fabric, as its roster has it. A node that could not read its
+// roster is not.
+func (m *Membership) Alone() bool {
+	r := m.roster.Load()
+	return !m.unread && r != nil && len(r.Members) == 1 && r.Members[0].GUID == m.cfg.GUID
 }
 
 // adopt makes kept the node's membership.
@@ -436,6 +474,7 @@ func (m *Membership) accept(r *member.Roster) {
 		return
 	}
 	m.fault("member_store", nil)
+	m.fault("member_roster", nil)
 	m.roster.Store(r)
 	m.follows(r)
 	if err := m.dir.SaveRoster(r); err != nil {

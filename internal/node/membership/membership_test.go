@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -328,6 +329,71 @@ func TestWithoutStore(t *testing.T) {
 	}
 	if all, err := a.members(t.Context()); err != nil || len(all) != 1 || !all[0].Self {
 		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// TestRosterUnread: a member without its roster admits no other: one that was removed could not be told from one that
+// joined. It makes no store of its own, and goes on when it reads the fabric's.
+func TestRosterUnread(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	dir, at := t.TempDir(), freePort(t)
+	a := newHost(t, dir, 1, at, s.Open(), c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !a.Alone() {
+		t.Error("the first member is not alone")
+	}
+	other := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(at), Port: freePort(t),
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
+	if _, err := Join(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, other.Dir, 2, other.Port, s.Open(), c)
+	b.start(t)
+	gone := b.cert.Load().Leaf
+	b.Close()
+	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the removal", func() bool { _, v, _ := a.Roster().Admit(gone, c.now()); return v == member.RemovedKey })
+	a.Close()
+
+	for name, spoil := range map[string]func(path string) error{
+		"missing": os.Remove,
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+	} {
+		if err := spoil(filepath.Join(dir, "member", "roster.json")); err != nil {
+			t.Fatal(err)
+		}
+		a = newHost(t, dir, 1, at, nil, c)
+		a.start(t)
+		if x, v, _ := a.Roster().Admit(gone, c.now()); v.OK() {
+			t.Errorf("%s: the removed member is admitted: %+v, %v", name, x, v)
+		}
+		if _, v, p := a.Roster().Admit(a.cert.Load().Leaf, c.now()); v != member.Admitted {
+			t.Errorf("%s: this node: %v, %v", name, v, p)
+		}
+		if a.Alone() {
+			t.Errorf("%s: it would make a store of its own", name)
+		}
+		unread := func() bool {
+			return slices.ContainsFunc(a.Degraded(), func(d api.Degraded) bool {
+				return d.What == "member_roster" && strings.Contains(d.Fix, "weft leave")
+			})
+		}
+		if !unread() {
+			t.Errorf("%s: %+v", name, a.Degraded())
+		}
+		a.Close()
+		a = newHost(t, dir, 1, at, s.Open(), c)
+		a.start(t)
+		await(t, "the roster of the store", func() bool { return a.Roster().Revision > 0 && !unread() })
+		a.Close()
 	}
 }
 

@@ -30,7 +30,9 @@ const (
 	Folder   = "member"
 	identity = "identity.json" // Membership, with private keys
 	pending  = "joining.json"  // keys of a join that has not ended
-	roster   = "roster.json"
+	roster   = RosterFile
+	// RosterFile is the roster.
+	RosterFile = "roster.json"
 	// The same as PEM, for programs and libraries that read files: the certificate with that of its CA, the key, the
 	// CAs.
 	CertFile = "certificate.pem"
