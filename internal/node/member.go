@@ -116,6 +116,7 @@ func (n *Node) shared() *mgmt.Fabric {
 	for i := range roster.Members {
 		if x := &roster.Members[i]; x.GUID == n.identity {
 			f.Unable = !x.Roles.Has(member.Voter)
+			f.NoManager, f.NoAdministrator = !x.Roles.Has(member.Manager), !x.Roles.Has(member.Administrator)
 		}
 	}
 	return f

@@ -46,9 +46,9 @@ CA: a host with the token trusts only members of this fabric. A host with the
 line can join: pass it on as a password.
 
 Roles: a voter may hold the store and the key of the CA; a manager may run the
-subnet manager; root on an administrator may change the fabric; a leaf forwards
-nothing and needs one open UDP port. Without --role a host may be voter, manager
-and administrator; "--role member" is none of them.`
+subnet manager; root on an administrator, which is a voter as well, may change
+the fabric; a leaf forwards nothing and needs one open UDP port. Without --role
+a host may be voter, manager and administrator; "--role member" is none of them.`
 
 func tokenCommand(a *app) *cobra.Command {
 	cmd := tokenCreate(a, "token", "print the command by which the next host joins the fabric", tokenHelp)

@@ -289,7 +289,7 @@ func (c *checker) roles() *problem.Error {
 	if c.r.Roles == nil {
 		return nil
 	}
-	if err := c.r.Roles.Check(); err != nil {
+	if err := c.r.Roles.Assignable(); err != nil {
 		return refuse(err.Error(), "weft join --role ROLES")
 	}
 	// A leaf has fewer rights than any member, so every token gives it.

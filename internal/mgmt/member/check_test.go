@@ -171,6 +171,10 @@ var refusals = []struct {
 			"join again: it makes new keys"},
 	{"contradictory roles", func(_ *bench, r *Request, _ *Situation) { x := Leaf | Voter; r.Roles = &x },
 		"a leaf is neither voter nor manager. fix: weft join --role ROLES"},
+	{"administrator without a vote", func(_ *bench, r *Request, _ *Situation) {
+		x := Manager | Administrator
+		r.Roles = &x
+	}, "an administrator is a voter as well: only voters write the records of members. fix: weft join --role ROLES"},
 	{"role beyond the token", func(_ *bench, r *Request, s *Situation) {
 		r.Token, s.Token.ID, s.Token.Roles = "ffffffff", "ffffffff", Voter|Manager
 		x := HostRoles

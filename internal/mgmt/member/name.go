@@ -3,6 +3,7 @@
 package member
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -160,6 +161,15 @@ func (r Role) Check() error {
 		return fmt.Errorf("a leaf is no spine")
 	}
 	return nil
+}
+
+// Assignable returns why a host cannot be given r. Members that are no voters read the records of members and write
+// none, so that an administrator without that role could change nothing.
+func (r Role) Assignable() error {
+	if r.Has(Administrator) && !r.Has(Voter) {
+		return errors.New("an administrator is a voter as well: only voters write the records of members")
+	}
+	return r.Check()
 }
 
 // String lists the roles with commas between them, "member" where there is none.

@@ -94,7 +94,7 @@ func PlanRemoval(f Fabric, r *Roster, name string, next *Authority, now time.Tim
 	if administrators == 0 {
 		return nil, problem.New(what,
 			"no other member is an administrator, and the fabric could not be changed any more",
-			"weft token --role administrator; weft join, on another host, first")
+			"weft token --role voter,administrator; weft join, on another host, first")
 	}
 	p.Gone = Gone{GUID: m.GUID, Name: m.Name, Key: m.Key, At: now, By: by[:min(len(by), maxText)],
 		Until: untilOf(m, now, f.Policy), MKey: true}

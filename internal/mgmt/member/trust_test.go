@@ -311,7 +311,7 @@ func TestRemovalRefused(t *testing.T) {
 			"it. fix: weft token --role voter; weft join, on another host, first",
 			func() { b.roster.ByName("a1").Roles = Administrator }, true},
 		{"a2", "cannot remove the member a2: no other member is an administrator, and the fabric could not be " +
-			"changed any more. fix: weft token --role administrator; weft join, on another host, first",
+			"changed any more. fix: weft token --role voter,administrator; weft join, on another host, first",
 			func() { b.roster.ByName("a1").Roles = Voter }, true},
 	} {
 		x.change()

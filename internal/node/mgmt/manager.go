@@ -26,6 +26,9 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if n.sub == nil {
 		return ErrNoFabric
 	}
+	if err := n.administer(); err != nil {
+		return err
+	}
 	if n.manager == nil {
 		return n.notMaster(ctx, "weft sm set")
 	}
@@ -130,6 +133,11 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 			e.Why, e.Fix = "the node has no manager: "+n.noManager.Error(), "weft status"
 		case n.cfg.Settings.SM == config.SMExternal:
 			e.Why, e.Fix = "a program manages the subnet, not this node", "saquery or ibnetdiscover, with weft run"
+		case n.fabric.Load().noManager():
+			e.Why, e.Fix = "this host has not the role manager", command+" on the node of the master"
+			if lid := n.cfg.ManagedBy(); lid != 0 {
+				e.Why += fmt.Sprintf("; the manager at LID %d is master", lid)
+			}
 		case n.cfg.ManagedBy() != 0:
 			e.Why = fmt.Sprintf("this node has no manager; the one at LID %d is master", n.cfg.ManagedBy())
 			e.Fix = command + " on that node"
@@ -258,6 +266,9 @@ func (n *Network) sweep(ctx context.Context) error {
 func (n *Network) editable(ctx context.Context, command string) error {
 	if n.sub == nil {
 		return ErrNoFabric
+	}
+	if err := n.administer(); err != nil {
+		return err
 	}
 	if n.manager == nil {
 		return n.notMaster(ctx, command)

@@ -54,7 +54,10 @@ type Fabric struct {
 	Seeds     []string // HOST:PORT of members that have the store
 	Joins     bool     // it never makes a store: another member has it
 	Unable    bool     // it holds no copy: it has no disk, or others do not reach it
-	Security  *etcd.Security
+	// What the member's roles withhold: NoManager, it runs no subnet manager; NoAdministrator, its commands change
+	// nothing of the subnet.
+	NoManager, NoAdministrator bool
+	Security                   *etcd.Security
 	// Label is the name of a member for people, by Name; nil: Name is.
 	Label func(name string) string
 }
@@ -65,6 +68,18 @@ func (f *Fabric) label(name string) string {
 		return name
 	}
 	return f.Label(name)
+}
+
+func (f *Fabric) noManager() bool { return f != nil && f.NoManager }
+
+// administer returns why commands on this node may not change the subnet: root on a member without the role
+// administrator is none.
+func (n *Network) administer() error {
+	if f := n.fabric.Load(); f != nil && f.NoAdministrator {
+		return &api.Error{Code: api.CodeRefused, Why: "this host has not the role administrator",
+			Fix: "run the command on a host that has it: weft member list"}
+	}
+	return nil
 }
 
 // Network is the management of a subnet by its node. Its methods may be called on any goroutine but lanes and the
@@ -150,6 +165,8 @@ func (n *Network) State() string {
 		return ""
 	case n.noManager != nil:
 		return "failed"
+	case n.manager == nil && n.fabric.Load().noManager():
+		return config.SMOff
 	case n.manager == nil:
 		return n.cfg.Settings.SM
 	}

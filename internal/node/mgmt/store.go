@@ -126,7 +126,7 @@ func (n *Network) closeStore() {
 // has a store only if one is named. The management goroutine runs. Where the store cannot be used at present the node
 // serves without a manager, and reports it.
 func (n *Network) Start(ctx context.Context) error {
-	manages := n.cfg.Settings.SM == config.SMAuto
+	manages := n.cfg.Settings.SM == config.SMAuto && !n.fabric.Load().noManager()
 	if n.sub == nil || !manages && n.cfg.Settings.Store == config.StoreAuto && n.fabric.Load() == nil {
 		return nil
 	}
@@ -265,6 +265,9 @@ func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error
 
 // editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
 func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
+	if err := n.administer(); err != nil {
+		return err
+	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	err := manager.EditIntent(ctx, n.manager.Store(), f)

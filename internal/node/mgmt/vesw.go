@@ -182,6 +182,9 @@ func veswState(s *em.VESWStatus) string {
 
 // edit changes the intent in the store, and describes one of its virtual Ethernet switches.
 func (e *VESWs) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
+	if err := e.n.administer(); err != nil {
+		return v, err
+	}
 	var after em.Intent
 	edit, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()

@@ -84,7 +84,7 @@ func (r *Registry) CreateToken(ctx context.Context, spec TokenSpec) (s member.Se
 		now := r.cfg.Now()
 		t = member.Token{ID: s.ID, Hash: s.Hash(), Epoch: ca.Epoch, Roles: spec.Roles, Uses: spec.Uses, Made: now,
 			End: now.Add(spec.Life), By: spec.By}
-		if err := t.Check(); err != nil {
+		if err := errors.Join(t.Roles.Assignable(), t.Check()); err != nil {
 			return nil, problem.New(what, err.Error(), "weft token --help")
 		}
 		all, err := r.Tokens(ctx)

@@ -85,7 +85,7 @@ func TestPlaces(t *testing.T) {
 func TestSetShape(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
-	s := l.token(a, TokenSpec{Roles: member.Administrator})
+	s := l.token(a, TokenSpec{Roles: member.Spine})
 	b := l.host(2)
 	answer, err := a.Join(t.Context(), l.request(b, 2, "b1", s), 1500, "10.0.0.1")
 	if err != nil {
@@ -96,9 +96,9 @@ func TestSetShape(t *testing.T) {
 		name, fault string
 		role, want  member.Role
 	}{
-		{"b1", "", member.Spine, member.Administrator | member.Spine},
-		{"b1", "", member.Leaf, member.Administrator | member.Leaf},
-		{"b1", "", 0, member.Administrator},
+		{"b1", "", member.Spine, member.Spine},
+		{"b1", "", member.Leaf, member.Leaf},
+		{"b1", "", 0, 0},
 		{"a1", "a leaf is neither voter nor manager", member.Leaf, 0},
 		{"x", "there is no member x", member.Leaf, 0},
 	} {
@@ -123,7 +123,7 @@ func TestSetShape(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, err := member.ClaimsOf(parse(t, answer.Certificate, nil))
-	if err != nil || x.Roles != member.Administrator|member.Spine {
+	if err != nil || x.Roles != member.Spine {
 		t.Errorf("renewed: %v, %v", x.Roles, err)
 	}
 }

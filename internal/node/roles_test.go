@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"weft/internal/control/api"
+	"weft/internal/control/cli"
+	"weft/internal/control/config"
+)
+
+// TestRolesOfMembers: a voter that is neither manager nor administrator runs no subnet manager, and its root changes
+// nothing, also where its own store would take the write.
+func TestRolesOfMembers(t *testing.T) {
+	ctx := context.Background()
+	listen := func(c *config.Config) {
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+	}
+	a := run(t, listen)
+	made, err := api.Call(ctx, a.cli, api.CreateToken, api.NewToken{Roles: "voter", Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := api.Call(ctx, a.cli, api.CreateToken, api.NewToken{Roles: "administrator"}); err == nil ||
+		!strings.Contains(err.Error(), "an administrator is a voter as well") {
+		t.Errorf("a token for an administrator that is no voter: %v", err)
+	}
+	b := run(t, func(c *config.Config) { c.Fabric, c.Store = true, config.StoreEmbedded })
+	b.end()
+	words := strings.Fields(made.Line)
+	cfg := b.cfg
+	listen(&cfg)
+	if _, err := Join(ctx, cli.JoinSpec{Dir: cfg.Dir, Host: words[2], Token: words[4], Port: cfg.TrunkPort,
+		Name: "b1"}); err != nil {
+		t.Fatal(err)
+	}
+	b = b.again(func(c *config.Config) {
+		c.Store, c.TrunkPort, c.StorePort = config.StoreEmbedded, cfg.TrunkPort, cfg.StorePort
+	})
+	if m, _ := b.node.mgmt.Manager(); m != nil {
+		t.Error("a member without the role manager runs one")
+	}
+	if m, err := api.Get(ctx, b.cli, api.GetManager); err != nil || m.State != config.SMOff {
+		t.Errorf("%+v, %v", m, err)
+	}
+	key := api.MKeyRandom
+	_, err = api.Call(ctx, b.cli, api.ChangeManager, api.ManagerChange{MKey: &key})
+	for what, err := range map[string]error{"M_Key": err, "partition": b.addPartition("0x8001")} {
+		if code(err) != api.CodeRefused || !strings.Contains(err.Error(), "administrator") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	eventually(t, "the administrator changes the subnet", func() bool { return a.addPartition("0x8001") == nil })
+	for _, r := range []*running{a, b} { // a handshake in the middle would outlive the nodes
+		eventually(t, "the trunk is up", func() bool {
+			list, err := api.Get(ctx, r.cli, api.ListTrunks)
+			return err == nil && len(list) == 1 && list[0].Up
+		})
+	}
+}
