@@ -88,8 +88,12 @@ func Join(ctx context.Context, s JoinSpec) (*Joined, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := dir.Commit(&home.Membership{Fabric: a.Roster.Fabric, Name: q.Name, GUID: s.GUID, Keys: keys,
-		Certificate: a.Certificate, CAs: a.Roster.CAs}, &a.Roster); err != nil {
+	kept := &home.Membership{Fabric: a.Roster.Fabric, Name: q.Name, GUID: s.GUID, Keys: keys,
+		Certificate: a.Certificate, CAs: a.Roster.CAs}
+	if len(s.Addresses) > 0 {
+		kept.Addresses = q.Addresses
+	}
+	if err := dir.Commit(kept, &a.Roster); err != nil {
 		return nil, err
 	}
 	cert, err := x509.ParseCertificate(a.Certificate)

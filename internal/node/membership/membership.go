@@ -214,6 +214,17 @@ func (m *Membership) Name() string {
 	return m.kept.Name
 }
 
+// addresses are those at which other members reach this node: those that weft join --address named, or those of its
+// interfaces.
+func (m *Membership) addresses() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.kept != nil && len(m.kept.Addresses) > 0 {
+		return slices.Clone(m.kept.Addresses)
+	}
+	return hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses)
+}
+
 // Label is the name of the member with a GUID as keys have it; the GUID where no member has it.
 func (m *Membership) Label(key string) string {
 	if r := m.roster.Load(); r != nil {

@@ -397,6 +397,56 @@ func TestRosterUnread(t *testing.T) {
 	}
 }
 
+// TestNamedAddresses: the addresses of weft join --address stay those of the member, also after it reports, renews its
+// certificate and starts again.
+func TestNamedAddresses(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, at := t.TempDir(), freePort(t)
+	named := []string{"b1.example:4792", "192.0.2.7:" + port(at)}
+	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
+		Token: strings.Fields(made.Line)[4], Name: "b1", Addresses: []string{named[0], "192.0.2.7"},
+		Now: c.now}); err != nil {
+		t.Fatal(err)
+	}
+	reports := func(b *host) {
+		t.Helper()
+		await(t, "a report", func() bool {
+			e, err := s.Get(t.Context(), member.TreeReport+"/"+member.GUIDKey(guid(2)))
+			if err != nil {
+				return false
+			}
+			r, err := member.Decode[member.Report](e.Value)
+			return err == nil && r.Incarnation == b.incarnation
+		})
+		r, err := b.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		roster, err := r.Roster(t.Context())
+		if err != nil || !slices.Equal(roster.ByName("b1").Addresses, named) {
+			t.Errorf("%v, %v, want %v", roster.ByName("b1").Addresses, err, named)
+		}
+	}
+	b := newHost(t, dir, 2, at, s.Open(), c)
+	b.start(t)
+	reports(b)
+	before := b.cert.Load().Leaf.NotAfter
+	c.move(member.MemberLife/3*2 + time.Hour)
+	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
+	b.Close()
+	b = newHost(t, dir, 2, at, s.Open(), c)
+	b.start(t)
+	reports(b)
+}
+
 // refusing is a store that refuses to write while it is away.
 type refusing struct {
 	store.Store

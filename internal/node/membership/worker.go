@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"time"
 
-	"weft/internal/host/hostnet"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/join"
 	"weft/internal/mgmt/member/registry"
@@ -272,7 +271,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	}
 	roster := m.roster.Load()
 	p := member.Report{GUID: m.cfg.GUID, Incarnation: m.incarnation, Program: m.cfg.Program,
-		Addresses: hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses), Users: users,
+		Addresses: m.addresses(), Users: users,
 		Signed: signedBy(m.cert.Load().Leaf, roster)}
 	p.Store = m.storeAddress()
 	if m.cfg.Switch != nil {

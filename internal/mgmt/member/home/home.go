@@ -55,6 +55,9 @@ type Membership struct {
 	Keys        []byte      `json:"keys"` // member.Identity.Encode
 	Certificate []byte      `json:"certificate"`
 	CAs         []member.CA `json:"cas"` // as of the certificate; the roster's are newer
+	// Addresses are HOST:PORT at which other members reach the node, as weft join --address named them; none: those of
+	// its interfaces, as they are at a time.
+	Addresses []string `json:"addresses,omitempty"`
 }
 
 // Identity decodes the private keys.
