@@ -95,7 +95,8 @@ type Membership struct {
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 
-	founding sync.Mutex // held while a fabric is made; taken before mu
+	founding  sync.Mutex // held while a fabric is made; taken before mu
+	accepting sync.Mutex // held while a roster becomes the node's; taken before mu
 
 	mu       sync.Mutex // guards what follows; it is held for no call of the store or the network
 	kept     *home.Membership
@@ -169,8 +170,14 @@ func (m *Membership) Alone() bool {
 	return !m.unread && r != nil && len(r.Members) == 1 && r.Members[0].GUID == m.cfg.GUID
 }
 
-// adopt makes kept the node's membership.
+// adopt makes kept the node's membership, with the first roster that the node has.
 func (m *Membership) adopt(kept *home.Membership, roster *member.Roster) error {
+	m.roster.Store(roster) // before the certificate, by which the node is a member
+	return m.carry(kept, roster.CAs)
+}
+
+// carry makes kept what the node is to others: its certificate goes out with that of the CA in cas that signed it.
+func (m *Membership) carry(kept *home.Membership, cas []member.CA) error {
 	id, err := kept.Identity()
 	if err != nil {
 		return err
@@ -180,7 +187,7 @@ func (m *Membership) adopt(kept *home.Membership, roster *member.Roster) error {
 		return err
 	}
 	c := &tls.Certificate{Certificate: [][]byte{kept.Certificate}, PrivateKey: id.Sign, Leaf: x}
-	for _, ca := range roster.CAs {
+	for _, ca := range cas {
 		if y, err := x509.ParseCertificate(ca.Certificate); err == nil && x.CheckSignatureFrom(y) == nil {
 			c.Certificate = append(c.Certificate, ca.Certificate)
 		}
@@ -188,7 +195,6 @@ func (m *Membership) adopt(kept *home.Membership, roster *member.Roster) error {
 	m.mu.Lock()
 	m.kept, m.id = kept, id
 	m.mu.Unlock()
-	m.roster.Store(roster)
 	m.cert.Store(c)
 	return nil
 }
@@ -475,8 +481,25 @@ func (m *Membership) noFabric(err error) error {
 	return err
 }
 
+// acceptNewer is accept for a roster that another member sent: it takes effect where it is newer than the node's, since
+// an older one may lack a removal.
+func (m *Membership) acceptNewer(r *member.Roster) {
+	m.accepting.Lock()
+	defer m.accepting.Unlock()
+	if r.Revision > m.roster.Load().Revision {
+		m.take(r)
+	}
+}
+
 // accept makes a roster of the store the node's. One without this node is its removal.
 func (m *Membership) accept(r *member.Roster) {
+	m.accepting.Lock()
+	defer m.accepting.Unlock()
+	m.take(r)
+}
+
+// take is accept, with accepting held.
+func (m *Membership) take(r *member.Roster) {
 	old := m.roster.Load()
 	if r.Fabric != old.Fabric {
 		m.fault("member_store", problem.New("cannot use the store",

@@ -447,6 +447,63 @@ func TestNamedAddresses(t *testing.T) {
 	reports(b)
 }
 
+// TestRenewedRoster: the roster that comes with a renewed certificate takes effect where it is newer, also on disk and
+// for the trunks; an older one does not bring a removed member back.
+func TestRenewedRoster(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	var followed atomic.Pointer[member.Roster]
+	a.cfg.Roster = func(r *member.Roster) { followed.Store(r) }
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
+	if _, err := Join(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	r, err := a.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the second member", func() bool { return len(a.Roster().Members) == 2 })
+	before, err := r.Renew(t.Context(), a.cert.Load().Leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the removal", func() bool { return len(a.Roster().Members) == 1 })
+	a.Close() // nothing follows the store any more
+	a.ctx = t.Context()
+	w := worker{m: a.Membership}
+	if err := w.keep(before); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := a.dir.Roster()
+	if err != nil || len(a.Roster().Removed) != 1 || len(kept.Removed) != 1 {
+		t.Errorf("an older roster: %d removed in memory, %d on disk, %v", len(a.Roster().Removed), len(kept.Removed),
+			err)
+	}
+	newer := *before
+	newer.Roster = *a.Roster()
+	newer.Roster.Revision++
+	newer.Roster.Skew++
+	if err := w.keep(&newer); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err = a.dir.Roster(); err != nil || kept.Skew != newer.Roster.Skew || a.Roster().Skew != kept.Skew ||
+		followed.Load().Skew != kept.Skew {
+		t.Errorf("a newer roster: skew %d in memory, %d on disk, %d at the trunks, want %d: %v", a.Roster().Skew,
+			kept.Skew, followed.Load().Skew, newer.Roster.Skew, err)
+	}
+}
+
 // refusing is a store that refuses to write while it is away.
 type refusing struct {
 	store.Store

@@ -238,7 +238,7 @@ func (w *worker) fetchElsewhere(ctx context.Context, roster *member.Roster) (a *
 	return nil, p
 }
 
-// keep makes a new certificate the node's, on disk first.
+// keep makes a new certificate the node's, on disk first, and then the roster that came with it.
 func (w *worker) keep(a *registry.Answer) error {
 	m := w.m
 	c, err := x509.ParseCertificate(a.Certificate)
@@ -259,7 +259,11 @@ func (w *worker) keep(a *registry.Answer) error {
 	if err := m.dir.Save(&kept); err != nil {
 		return err
 	}
-	return m.adopt(&kept, &a.Roster)
+	if err := m.carry(&kept, a.Roster.CAs); err != nil {
+		return err
+	}
+	m.acceptNewer(&a.Roster)
+	return nil
 }
 
 // report writes what this node reports about itself, where it has changed. It returns why the store cannot be used.
