@@ -90,8 +90,10 @@ type Subnet struct {
 	listens atomic.Bool // trunks has its sockets
 	trunks  *udp.Link
 	senders []*udp.Sender
-	trunkMu sync.Mutex     // held while a trunk is added or removed; it precedes no other lock
-	trusts  []api.Degraded // what is wrong with their trust
+	trunkMu sync.Mutex // held while a trunk is added or removed; it precedes no other lock
+	// watching is the number of lanes that watch the sockets of trunks; trunkMu guards it.
+	watching int
+	trusts   []api.Degraded // what is wrong with their trust
 	// What handshakes compute, for a goroutine of its own, from OpenTrunks to CloseTrunks.
 	handshakes    chan func()
 	handshakesEnd chan struct{}

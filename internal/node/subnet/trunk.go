@@ -5,7 +5,9 @@ package subnet
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/control/api"
@@ -54,6 +56,9 @@ func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
 		return fmt.Errorf("open the trunks: %w", err)
 	}
 	s.listens.Store(!c.Later)
+	if !c.Later {
+		s.watching = math.MaxInt
+	}
 	s.handshakes, s.handshakesEnd = make(chan func(), 1), make(chan struct{})
 	go func() {
 		defer close(s.handshakesEnd)
@@ -64,29 +69,54 @@ func (s *Subnet) OpenTrunks(c TrunkConfig, peers []netip.AddrPort) (err error) {
 	return nil
 }
 
-// Listen opens the sockets of trunks that have none yet (TrunkConfig.Later), so that AddTrunk may follow. On an error
-// there is none. The lanes run; no lane may call it.
-func (s *Subnet) Listen() (err error) {
+// settled runs f on a lane and returns what f returns. It gives up with lane.ErrStuck while the lane is stuck; then f
+// has not run, and does not run later: what f does is never without a caller that continues from it.
+func settled(l *lane.Lane, f func() error) (err error) {
+	const begun, givenUp = 1, 2
+	var state atomic.Uint32
+	done := make(chan struct{})
+	if e := l.Query(func() {
+		if state.CompareAndSwap(0, begun) {
+			defer close(done)
+			err = f()
+		}
+	}); e != nil {
+		if state.CompareAndSwap(0, givenUp) {
+			return e
+		}
+		<-done // it has begun since: the lane is not stuck
+	}
+	return err
+}
+
+// Listen opens the sockets of trunks that have none yet (TrunkConfig.Later), so that AddTrunk may follow. After an
+// error it may be called again, and goes on where it ended. The lanes run; no lane may call it.
+func (s *Subnet) Listen() error {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
 	var in, out []int
-	if e := s.lanes.First().Query(func() {
-		if s.trunks.Listens() {
-			return
+	if err := settled(s.lanes.First(), func() error {
+		if !s.trunks.Listens() {
+			if err := s.trunks.Listen(); err != nil {
+				return err
+			}
 		}
-		if err = s.trunks.Listen(); err == nil {
-			in, out = s.trunks.FDs()
-		}
-	}); e != nil || err != nil {
-		return errors.Join(e, err)
+		in, out = s.trunks.FDs()
+		return nil
+	}); err != nil {
+		return err
 	}
 	for i, l := range s.lanes.All() {
 		if i > 0 {
 			in = nil // lane 0 receives
 		}
-		if e := l.Query(func() { err = l.WatchTrunks(in, out) }); e != nil || err != nil {
-			return errors.Join(e, err)
+		if i < s.watching {
+			continue
 		}
+		if err := settled(l, func() error { return l.WatchTrunks(in, out) }); err != nil {
+			return err
+		}
+		s.watching = i + 1
 	}
 	s.listens.Store(true)
 	return nil
@@ -168,17 +198,18 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
 	first := s.lanes.First()
-	if e := first.Query(func() { peer, err = s.trunks.AddPeer(p) }); e != nil || err != nil {
+	added := 0
+	if err := settled(first, func() (err error) { added, err = s.trunks.AddPeer(p); return err }); err != nil {
+		return 0, err
+	}
+	if at := s.trunks.Peer(added); at.IsValid() {
+		s.faultsAt(added, at)
+	}
+	if e := s.Do(func() { err = s.plugTrunk(added, name) }); e != nil || err != nil {
+		first.Post(func() { s.trunks.RemovePeer(first.Now(), added) }) // also where the lane is stuck now
 		return 0, errors.Join(e, err)
 	}
-	if at := s.trunks.Peer(peer); at.IsValid() {
-		s.faultsAt(peer, at)
-	}
-	if e := s.Do(func() { err = s.plugTrunk(peer, name) }); e != nil || err != nil {
-		first.Query(func() { s.trunks.RemovePeer(first.Now(), peer) })
-		return 0, errors.Join(e, err)
-	}
-	return peer, nil
+	return added, nil
 }
 
 // plugTrunk plugs the trunk to a peer into the highest free port of the switch.
@@ -202,11 +233,11 @@ func (s *Subnet) plugTrunk(peer int, name string) error {
 }
 
 // MoveTrunk sets the address at which the other end of a trunk is reached from now on. No lane may call it.
-func (s *Subnet) MoveTrunk(peer int, at netip.AddrPort) (err error) {
+func (s *Subnet) MoveTrunk(peer int, at netip.AddrPort) error {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
-	if e := s.lanes.First().Query(func() { err = s.trunks.SetAddr(peer, at) }); e != nil || err != nil {
-		return errors.Join(e, err)
+	if err := settled(s.lanes.First(), func() error { return s.trunks.SetAddr(peer, at) }); err != nil {
+		return err
 	}
 	s.faultsAt(peer, at)
 	return nil
@@ -230,7 +261,7 @@ func (s *Subnet) RemoveTrunk(peer int) error {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
 	first := s.lanes.First()
-	if err := first.Query(func() { s.trunks.RemovePeer(first.Now(), peer) }); err != nil {
+	if err := settled(first, func() error { s.trunks.RemovePeer(first.Now(), peer); return nil }); err != nil {
 		return err
 	}
 	return s.Do(func() {

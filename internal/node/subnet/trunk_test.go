@@ -5,12 +5,14 @@ package subnet
 import (
 	"bytes"
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
 
 	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/trunk/trust"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -92,5 +94,84 @@ func TestTrunksAtRunTime(t *testing.T) {
 		if (i == 4) != errors.Is(err, ErrNoSwitchPort) {
 			t.Errorf("trunk %d: %v", i, err)
 		}
+	}
+}
+
+// TestTrunksOfStuckLane: what was given up while lane 0 was stuck has no effect later, and succeeds when it is
+// repeated: the sockets of trunks receive, and a trunk is added once.
+func TestTrunksOfStuckLane(t *testing.T) {
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+	k, err := trust.FromKey(bytes.Repeat([]byte{9}, trust.KeyLen), "test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startTestSubnet(t, &mirrorCount{}, 0x100, nil, func(s *Subnet) {
+		if err := s.OpenTrunks(TrunkConfig{Port: at.Port(), Later: true, Trust: k, Name: "a"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.CloseTrunks)
+	})
+	l := s.lanes.First()
+	// stuck calls f while the lane stands still, and returns what f does then.
+	stuck := func(f func() error) error {
+		t.Helper()
+		standing, goOn, gaveUp := make(chan bool), make(chan bool), make(chan error, 1)
+		l.Post(func() { close(standing); <-goOn })
+		<-standing
+		go func() { gaveUp <- f() }()
+		time.Sleep(50 * time.Millisecond) // f has posted what the lane is to do; else the test shows less
+		now := time.Now()
+		l.Check(now.Add(lane.StuckAfter), l.Check(now, time.Time{}))
+		err := <-gaveUp
+		close(goOn)
+		for end := time.Now().Add(20 * time.Second); l.Stuck(); time.Sleep(time.Millisecond) {
+			if l.Check(now, now); time.Now().After(end) {
+				t.Fatal("the lane stays stuck")
+			}
+		}
+		return err
+	}
+	if err := stuck(s.Listen); !errors.Is(err, lane.ErrStuck) {
+		t.Fatal(err)
+	}
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("udp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("from a stranger")); err != nil {
+		t.Fatal(err)
+	}
+	received := func() (n uint64) {
+		l.Do(func() { n = s.trunks.Counters().RcvdMessages })
+		return n
+	}
+	for end := time.Now().Add(5 * time.Second); received() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nothing is received on the sockets of trunks")
+		}
+	}
+
+	p := udp.Peer{Addr: netip.AddrPortFrom(at.Addr(), 10000), Node: 0x200}
+	add := func() error { _, err := s.AddTrunk("b", p); return err }
+	if err := stuck(add); !errors.Is(err, lane.ErrStuck) {
+		t.Fatal(err)
+	}
+	if err := add(); err != nil {
+		t.Fatal(err)
+	}
+	moved := netip.AddrPortFrom(at.Addr(), 10001)
+	if err := stuck(func() error { return s.MoveTrunk(0, moved) }); !errors.Is(err, lane.ErrStuck) ||
+		s.trunks.Peer(0) != p.Addr {
+		t.Errorf("%v, the peer is at %v", err, s.trunks.Peer(0))
+	}
+	if err := stuck(func() error { return s.RemoveTrunk(0) }); !errors.Is(err, lane.ErrStuck) || s.TrunkPort(0) == 0 {
+		t.Errorf("%v, port %d", err, s.TrunkPort(0))
+	}
+	if err := s.RemoveTrunk(0); err != nil || s.TrunkPort(0) != 0 {
+		t.Errorf("%v, port %d", err, s.TrunkPort(0))
 	}
 }
