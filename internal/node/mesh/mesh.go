@@ -173,7 +173,7 @@ func (m *Mesh) step() {
 		}
 	}
 	for g, e := range m.ends {
-		if x := want[g]; x == nil || x.Key != e.key {
+		if x := want[g]; x == nil || x.Key != e.key || e.turned(self, x) {
 			m.remove(g, e)
 		}
 	}
@@ -209,6 +209,10 @@ func dials(a, b *member.Record) bool {
 	}
 	return a.GUID < b.GUID
 }
+
+// turned reports whether the other end is to begin by now, or this one: the role of one has changed. A trunk that is up
+// stays as it is until it goes down.
+func (e *end) turned(self, x *member.Record) bool { return !e.up && e.dials != dials(self, x) }
 
 func (m *Mesh) add(self, x *member.Record) {
 	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now()}

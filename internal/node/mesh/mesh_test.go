@@ -220,3 +220,36 @@ func TestNoTrunk(t *testing.T) {
 		m.Close()
 	})
 }
+
+// TestTurnedTrunk: where a role changes which end begins, a trunk that is down is made anew, and one that is up
+// once it goes down.
+func TestTurnedTrunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := start(t, 1, nil)
+		before := roster(rec(1, host, "10.0.0.1:4792"), rec(2, host, "10.0.0.2:4792"), rec(3, host, "10.0.0.3:4792"))
+		after := roster(rec(1, host, "10.0.0.1:4792"), rec(2, member.Leaf, "10.0.0.2:4792"),
+			rec(3, member.Leaf, "10.0.0.3:4792"))
+		m.Follow(before)
+		k.expect(t, "m2 2 10.0.0.2:4792", "m3 3 10.0.0.3:4792")
+		k.set(func() {
+			for n, what := range k.open {
+				k.up[n] = strings.HasPrefix(what, "m3 ")
+			}
+		})
+		time.Sleep(2 * lookEvery)
+		m.Follow(after)
+		k.expect(t, "m2 2 anywhere", "m3 3 10.0.0.3:4792")
+		k.set(func() { clear(k.up) })
+		time.Sleep(2*lookEvery + time.Millisecond)
+		k.expect(t, "m2 2 anywhere", "m3 3 anywhere")
+		k.set(func() { k.log = nil })
+		time.Sleep(5 * lookEvery)
+		k.set(func() {
+			if len(k.log) != 0 {
+				t.Errorf("then %q", k.log)
+			}
+		})
+		m.Follow(before)
+		k.expect(t, "m2 2 10.0.0.2:4792", "m3 3 10.0.0.3:4792")
+	})
+}
