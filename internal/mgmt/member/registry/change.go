@@ -176,14 +176,14 @@ func (r *Registry) Rename(ctx context.Context, from, to string) error {
 			return nil, problem.New(what, "there is a member "+to, "weft member list")
 		}
 		m.Name = to
-		ops, err := join(put(recordKey(m.GUID), *m))
+		ops, err := join(v.record(*m))
 		return append(ops, store.DeleteOp(nameKey(from)), store.PutOp(nameKey(to), []byte(member.GUIDKey(m.GUID)))), err
 	})
 }
 
 // SetDrain begins a drain, by force if programs shall be ended, or ends it.
 func (r *Registry) SetDrain(ctx context.Context, name string, drain, force bool) error {
-	return r.change(ctx, "cannot drain the member", name, func(_ *view, m *member.Record) ([]store.Op, error) {
+	return r.change(ctx, "cannot drain the member", name, func(v *view, m *member.Record) ([]store.Op, error) {
 		event := member.Undrain
 		if drain {
 			event = member.Drain
@@ -194,7 +194,7 @@ func (r *Registry) SetDrain(ctx context.Context, name string, drain, force bool)
 			return nil, nil
 		}
 		m.State, m.Force = next, force
-		return join(put(recordKey(m.GUID), *m))
+		return join(v.record(*m))
 	})
 }
 
@@ -321,7 +321,7 @@ func (r *Registry) seal(v *view, a *member.Authority, m *member.Record, cas []me
 		return e == a.Epoch || !slices.ContainsFunc(cas, func(c member.CA) bool { return c.Epoch == e })
 	})
 	x.Epochs = append(x.Epochs, a.Epoch)
-	return join(put(sealedKey(a.Epoch, m.GUID), s), put(recordKey(m.GUID), x))
+	return join(put(sealedKey(a.Epoch, m.GUID), s), v.record(x))
 }
 
 // rekeyAfter is how long after a removal a voter replaces the M_Key in the place of the member that removed: until
@@ -446,7 +446,7 @@ func placeMembers(v *view) (ops []store.Op, err error) {
 		if reported {
 			m.Switch = p.Switch
 		}
-		w := put(recordKey(m.GUID), m)
+		w := v.record(m)
 		if w.err != nil {
 			return nil, w.err
 		}
@@ -458,7 +458,7 @@ func placeMembers(v *view) (ops []store.Op, err error) {
 // SetShape gives a member the role spine or leaf, or with 0 neither.
 func (r *Registry) SetShape(ctx context.Context, name string, role member.Role) error {
 	const what = "cannot change the role"
-	return r.change(ctx, what, name, func(_ *view, m *member.Record) ([]store.Op, error) {
+	return r.change(ctx, what, name, func(v *view, m *member.Record) ([]store.Op, error) {
 		roles := m.Roles&^(member.Spine|member.Leaf) | role
 		if err := roles.Check(); err != nil {
 			return nil, problem.New(what, fmt.Sprintf("%s has the roles %v: %v", name, m.Roles, err),
@@ -468,7 +468,7 @@ func (r *Registry) SetShape(ctx context.Context, name string, role member.Role) 
 			return nil, nil
 		}
 		m.Roles = roles
-		return join(put(recordKey(m.GUID), *m))
+		return join(v.record(*m))
 	})
 }
 
@@ -484,7 +484,7 @@ func (r *Registry) advanceMember(ctx context.Context, v *view, m *member.Record)
 		if next != m.State {
 			x := *m
 			x.State = next
-			return join(put(recordKey(m.GUID), x))
+			return join(v.record(x))
 		}
 	}
 	if !m.Roles.Has(member.Voter) {

@@ -65,7 +65,23 @@ type view struct {
 	fabric member.Fabric
 	roster member.Roster
 	report map[ib.GUID]member.Report
-	bad    []*problem.Error // records that are unreadable
+	joined map[ib.GUID]reach // of the records; roster has those that were reported since
+	bad    []*problem.Error  // records that are unreadable
+}
+
+// reach is where a member is reached.
+type reach struct {
+	addresses []string
+	store     string
+}
+
+// record writes the record of a member of the view. Where the member is reached stays as it was when it joined: what
+// members report about themselves is in their reports alone.
+func (v *view) record(m member.Record) write {
+	if at, ok := v.joined[m.GUID]; ok {
+		m.Addresses, m.Store = at.addresses, at.store
+	}
+	return put(recordKey(m.GUID), m)
 }
 
 // ErrNoFabric is the error of a store without a fabric.
@@ -93,7 +109,7 @@ func (r *Registry) load(ctx context.Context) (v *view, err error) {
 // read reads the store once. A view with an error has records that contradict each other.
 func (r *Registry) read(ctx context.Context) (*view, error) {
 	s := r.cfg.Store
-	v := &view{report: map[ib.GUID]member.Report{}}
+	v := &view{report: map[ib.GUID]member.Report{}, joined: map[ib.GUID]reach{}}
 	// The change key is read first: what is read after it is at least as new.
 	e, err := s.Get(ctx, member.KeyChange)
 	if errors.Is(err, store.ErrNotFound) {
@@ -131,6 +147,7 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 	}
 	for i := range v.roster.Members {
 		m := &v.roster.Members[i]
+		v.joined[m.GUID] = reach{m.Addresses, m.Store}
 		p, ok := v.report[m.GUID]
 		if ok && len(p.Addresses) > 0 {
 			m.Addresses = p.Addresses
@@ -139,20 +156,36 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 			m.Store = p.Store
 		}
 	}
-	dropAmbiguous(v.roster.Members)
+	v.dropAmbiguous()
 	return v, v.roster.Consistent()
 }
 
-// dropAmbiguous takes out the addresses that several members report, such as that of a bridge which each host has.
-func dropAmbiguous(all []member.Record) {
+// dropAmbiguous takes out the addresses that several members report, such as that of a bridge which each host has. One
+// that a member joined with stays: joins are refused with an address of another, so that no report of another takes it
+// away. Nor does a report take the last address of a member.
+func (v *view) dropAmbiguous() {
+	all := v.roster.Members
 	n := map[string]int{}
 	for i := range all {
 		for _, a := range all[i].Addresses {
 			n[a]++
 		}
 	}
+	claims := map[string]int{}
+	for _, at := range v.joined {
+		for _, a := range at.addresses {
+			claims[a]++
+		}
+	}
 	for i := range all {
-		all[i].Addresses = slices.DeleteFunc(slices.Clone(all[i].Addresses), func(a string) bool { return n[a] > 1 })
+		m := &all[i]
+		left := slices.DeleteFunc(slices.Clone(m.Addresses), func(a string) bool {
+			own := claims[a] == 1 && slices.Contains(v.joined[m.GUID].addresses, a)
+			return n[a] > 1 && !own
+		})
+		if len(left) > 0 {
+			m.Addresses = left
+		}
 	}
 }
 
@@ -444,7 +477,7 @@ func (r *Registry) Renew(ctx context.Context, c *x509.Certificate) (*Answer, err
 		}
 		m.Certificate = der
 		a = &Answer{Certificate: der, Roster: withRecord(v.roster, m)}
-		return join(put(recordKey(m.GUID), m))
+		return join(v.record(m))
 	})
 	if err != nil {
 		return nil, err

@@ -317,6 +317,49 @@ func TestStores(t *testing.T) {
 	}
 }
 
+// TestForeignAddress: a member that reports the addresses of another takes none of them away, also after its record was
+// written again. An address that several report and none joined with, such as that of a bridge, is left out.
+func TestForeignAddress(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1") // at a1:4792
+	b := l.join(a, 2, "b1")
+	c := l.join(a, 3, "c1")
+	report := func(r *host, addresses ...string) {
+		t.Helper()
+		if err := r.Report(t.Context(), member.Report{Addresses: addresses}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, want map[string]string) {
+		t.Helper()
+		r, err := a.Roster(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, w := range want {
+			if got := strings.Join(r.ByName(name).Addresses, " "); got != w {
+				t.Errorf("%s: %s is at %q, want %q", when, name, got, w)
+			}
+		}
+	}
+	report(a, "a1:4792", "172.17.0.1:4792", "10.0.0.9:4792")
+	report(b, "h2:4792", "172.17.0.1:4792", "a1:4792", "h3:4792")
+	report(c, "h3:4792", "172.17.0.1:4792")
+	want := map[string]string{"a1": "a1:4792 10.0.0.9:4792", "b1": "h2:4792", "c1": "h3:4792"}
+	expect("reported", want)
+	if err := a.SetDrain(t.Context(), "b1", true, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Renew(t.Context(), b.cert); err != nil {
+		t.Fatal(err)
+	}
+	report(b, "a1:4792", "h3:4792", "h2:4792")
+	expect("written again", want)
+	report(a, "10.0.0.9:4792")
+	report(b, "10.0.0.9:4792", "h2:4792")
+	expect("the last address", map[string]string{"a1": "10.0.0.9:4792", "b1": "h2:4792"})
+}
+
 // TestNames: a member is renamed, names stay unique, and the certificate follows.
 func TestNames(t *testing.T) {
 	l := newLab(t)
