@@ -14,7 +14,6 @@ import (
 
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
-	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/home"
@@ -104,6 +103,7 @@ func (n *Node) shared() *mgmt.Fabric {
 		Key:       key,
 		Listen:    fmt.Sprintf(":%d", n.cfg.StorePort),
 		Advertise: n.storeAddress(),
+		Moved:     n.storeAddress,
 		Joins:     !n.member.Alone(),
 		Security:  n.storeSecurity(),
 		Label:     n.member.Label,
@@ -127,7 +127,7 @@ func (n *Node) storeAddress() string {
 	if n.cfg.StoreKind() != config.StoreEmbedded {
 		return ""
 	}
-	return hostnet.Addresses(uint16(n.cfg.StorePort), 1)[0]
+	return n.member.Reached(n.cfg.StorePort)
 }
 
 // self is what this node is to other members.

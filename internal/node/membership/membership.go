@@ -231,6 +231,15 @@ func (m *Membership) addresses() []string {
 	return hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses)
 }
 
+// Reached is HOST:PORT at which other members reach a port of this host: at the first address that weft join --address
+// named, or that its interfaces have.
+func (m *Membership) Reached(port int) string {
+	if host, _, err := net.SplitHostPort(m.addresses()[0]); err == nil {
+		return net.JoinHostPort(host, strconv.Itoa(port))
+	}
+	return hostnet.Addresses(uint16(port), 1)[0]
+}
+
 // Label is the name of the member with a GUID as keys have it; the GUID where no member has it.
 func (m *Membership) Label(key string) string {
 	if r := m.roster.Load(); r != nil {

@@ -47,13 +47,15 @@ type Config struct {
 
 // Fabric is what a node needs to share the store with the other members of its fabric: one store on all of them.
 type Fabric struct {
-	Name      string   // of the member, unique in the fabric, and the same for ever
-	Key       string   // the last part of the keys that only this member writes
-	Listen    string   // HOST:PORT of the store's listener
-	Advertise string   // HOST:PORT where other members reach it
-	Seeds     []string // HOST:PORT of members that have the store
-	Joins     bool     // it never makes a store: another member has it
-	Unable    bool     // it holds no copy: it has no disk, or others do not reach it
+	Name      string // of the member, unique in the fabric, and the same for ever
+	Key       string // the last part of the keys that only this member writes
+	Listen    string // HOST:PORT of the store's listener
+	Advertise string // HOST:PORT where other members reach it
+	// Moved is Advertise as it is now: addresses of hosts change.
+	Moved  func() string
+	Seeds  []string // HOST:PORT of members that have the store
+	Joins  bool     // it never makes a store: another member has it
+	Unable bool     // it holds no copy: it has no disk, or others do not reach it
 	// What the member's roles withhold: NoManager, it runs no subnet manager; NoAdministrator, its commands change
 	// nothing of the subnet.
 	NoManager, NoAdministrator bool
@@ -118,7 +120,7 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 		return nil // memory, or an etcd elsewhere, which the members reach by themselves
 	}
 	if err := m.Found(ctx, etcd.Group{Name: f.Name, Key: f.Key, Listen: f.Listen, Advertise: f.Advertise,
-		Security: f.Security}); err != nil {
+		Moved: f.Moved, Security: f.Security}); err != nil {
 		return storeError(err)
 	}
 	n.fabric.Store(f)

@@ -41,7 +41,9 @@ type MemberConfig struct {
 	Listen    string // HOST:PORT of the listener; empty: none
 	ListenURL string // the same as a URL, of a node that is alone and offers its store to clients without a group
 	Advertise string // HOST:PORT where others reach it; empty: the node is alone
-	Security  *Security
+	// Moved returns Advertise as it is now, called once in each look; empty: as before. nil: it never changes.
+	Moved    func() string
+	Security *Security
 	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
 	// a new group.
 	Seeds     []string
@@ -172,10 +174,11 @@ func (m *Member) live() {
 
 // Group is what a member needs to share its store with others.
 type Group struct {
-	Name      string // of the member, unique in the fabric
-	Key       string // of its own records; Name
-	Listen    string // HOST:PORT of the listener
-	Advertise string // HOST:PORT where others reach it
+	Name      string        // of the member, unique in the fabric
+	Key       string        // of its own records; Name
+	Listen    string        // HOST:PORT of the listener
+	Advertise string        // HOST:PORT where others reach it
+	Moved     func() string // MemberConfig.Moved
 	Security  *Security
 }
 
@@ -194,7 +197,7 @@ func (m *Member) Found(ctx context.Context, g Group) error {
 	alone := m.c
 	m.c.Name, m.c.Key, m.c.Listen, m.c.Advertise, m.c.Security = g.Name, cmp.Or(g.Key, g.Name), g.Listen, g.Advertise,
 		g.Security
-	m.c.ListenURL = ""
+	m.c.ListenURL, m.c.Moved = "", g.Moved
 	err := m.reopen(ctx)
 	if err == nil {
 		m.poller = m.newPoller()
@@ -465,6 +468,7 @@ func (m *Member) step(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.c.Now()
+	m.move(ctx)
 	if m.server != nil {
 		m.stepReplica(ctx, now)
 	}
@@ -660,6 +664,7 @@ func (m *Member) announce(ctx context.Context) {
 		if m.server != nil && m.server.down() == "" {
 			p.Replica = m.server.ID()
 		}
+		at := m.c.Advertise
 		m.mu.Unlock()
 		var lost <-chan struct{}
 		if l != nil {
@@ -672,9 +677,9 @@ func (m *Member) announce(ctx context.Context) {
 			}
 		}
 		b, err := json.Marshal(p)
-		if err == nil && (l == nil || string(b) != value) {
-			if l, err = m.attend(ctx, l, b); err == nil {
-				value = string(b)
+		if err == nil && (l == nil || string(b)+at != value) {
+			if l, err = m.attend(ctx, l, at, b); err == nil {
+				value = string(b) + at
 				m.attending.Store(true)
 			}
 		}
@@ -693,7 +698,7 @@ func (m *Member) announce(ctx context.Context) {
 // presenceTTL is how long after its death a member is present.
 const presenceTTL = 10 * time.Second
 
-func (m *Member) attend(ctx context.Context, l store.Lease, value []byte) (store.Lease, error) {
+func (m *Member) attend(ctx context.Context, l store.Lease, at string, value []byte) (store.Lease, error) {
 	ctx, stop := context.WithTimeout(ctx, DefaultTimeout)
 	defer stop()
 	err := store.Edit(ctx, m, treeMember+"/"+m.c.Key, func(old []byte) ([]byte, error) {
@@ -701,7 +706,7 @@ func (m *Member) attend(ctx context.Context, l store.Lease, value []byte) (store
 		if old != nil && json.Unmarshal(old, &r) != nil {
 			r = Record{}
 		}
-		next := Record{Name: m.c.Name, Address: m.c.Advertise, Unable: m.c.Unable || m.c.Advertise == "",
+		next := Record{Name: m.c.Name, Address: at, Unable: m.c.Unable || at == "",
 			Leaving: r.Leaving}
 		if next == r {
 			return nil, nil

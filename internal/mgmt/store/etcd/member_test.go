@@ -51,8 +51,8 @@ func freePort(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// open starts a member; the first one has no seeds.
-func (f *fabric) open(name string, seeds ...string) *etcd.Member {
+// prepare makes the configuration of a member, unless there is one.
+func (f *fabric) prepare(name string, seeds ...string) etcd.MemberConfig {
 	f.Helper()
 	c, again := f.configs[name]
 	if !again {
@@ -69,6 +69,13 @@ func (f *fabric) open(name string, seeds ...string) *etcd.Member {
 		}
 		f.configs[name] = c
 	}
+	return c
+}
+
+// open starts a member; the first one has no seeds.
+func (f *fabric) open(name string, seeds ...string) *etcd.Member {
+	f.Helper()
+	c := f.prepare(name, seeds...)
 	m, err := etcd.OpenMember(f.Context(), c)
 	if err != nil {
 		f.Fatal(err)
