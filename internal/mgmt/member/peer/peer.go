@@ -4,8 +4,8 @@
 // connection between them.
 //
 // What comes in: the member's certificate and its roster; what goes out: configurations of crypto/tls by which each end
-// proves to be a member, and the end of connections with members that were removed. Callers: the node. It decides
-// nothing: Roster.Admit does.
+// proves to be a member. Callers: the node. It decides nothing: Roster.Admit does. A connection outlives the removal of
+// its member: what serves it verifies the certificate again for each request.
 package peer
 
 import (
@@ -13,7 +13,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"weft/internal/mgmt/member"
@@ -114,62 +113,4 @@ func (s Self) Verify(now time.Time, chain []*x509.Certificate) (member.Claims, e
 // changed are in force for connections that are open.
 func (s Self) Claims(c tls.ConnectionState) (member.Claims, error) {
 	return s.Verify(s.Now(), c.PeerCertificates)
-}
-
-// Sessions are the open connections with members, so that those with a removed one end at once. The zero value is
-// ready. Methods may be called by several goroutines.
-type Sessions struct {
-	mu   sync.Mutex // held for no call of end
-	next uint64
-	open map[uint64]session
-}
-
-type session struct {
-	cert *x509.Certificate
-	end  func()
-}
-
-// Add notes a connection. end is called once at most, on the goroutine of Enforce. The caller calls the function that
-// it gets when the connection has ended.
-func (s *Sessions) Add(cert *x509.Certificate, end func()) (forget func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open == nil {
-		s.open = map[uint64]session{}
-	}
-	s.next++
-	id := s.next
-	s.open[id] = session{cert, end}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.open, id)
-	}
-}
-
-// Enforce ends the connections that the roster does not admit any more, and returns how many. It is called after each
-// change of the roster, and now and then for certificates that end.
-func (s *Sessions) Enforce(r *member.Roster, now time.Time) int {
-	s.mu.Lock()
-	all := make(map[uint64]session, len(s.open))
-	for id, x := range s.open {
-		all[id] = x
-	}
-	s.mu.Unlock()
-	var over []func()
-	for id, x := range all {
-		if _, v, _ := r.Admit(x.cert, now); v.OK() {
-			continue
-		}
-		s.mu.Lock()
-		if _, there := s.open[id]; there {
-			delete(s.open, id)
-			over = append(over, x.end)
-		}
-		s.mu.Unlock()
-	}
-	for _, end := range over {
-		end()
-	}
-	return len(over)
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -149,29 +148,4 @@ func TestMeet(t *testing.T) {
 	both("a removed member as a server", l.self(a), l.self(b), "", "removed")
 	l.now = l.now.Add(member.MemberLife + time.Hour)
 	both("an old certificate", l.self(a), l.self(a), "", "ended")
-}
-
-// TestSessions: connections with a removed member end with the roster that lacks it, others stay.
-func TestSessions(t *testing.T) {
-	l := newLab(t, fabric)
-	a, b := l.join(1, "a1"), l.join(2, "b1")
-	var s Sessions
-	var ended []string
-	s.Add(a.Leaf, func() { ended = append(ended, "a1") })
-	s.Add(b.Leaf, func() { ended = append(ended, "b1") })
-	s.Add(b.Leaf, func() { ended = append(ended, "gone before") })()
-	if n := s.Enforce(l.roster, l.now); n != 0 {
-		t.Errorf("%d ended", n)
-	}
-	l.remove("b1")
-	if n := s.Enforce(l.roster, l.now); n != 1 || strings.Join(ended, ",") != "b1" {
-		t.Errorf("%d ended: %v", n, ended)
-	}
-	if n := s.Enforce(l.roster, l.now); n != 0 {
-		t.Errorf("%d ended again", n)
-	}
-	l.now = l.now.Add(member.MemberLife + time.Hour)
-	if n := s.Enforce(l.roster, l.now); n != 1 {
-		t.Errorf("%d ended with their certificate", n)
-	}
 }
