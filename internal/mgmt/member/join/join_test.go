@@ -228,6 +228,16 @@ func TestElsewhere(t *testing.T) {
 	if _, fault := newJoiner(t, 2, "b1").join(t, leaf.address, a.token(1)); fault != "" {
 		t.Error(fault)
 	}
+	// A host without a token learns of no voter.
+	stranger := a.token(1)
+	if err := a.DeleteToken(t.Context(), stranger.ID); err != nil {
+		t.Fatal(err)
+	}
+	j := newJoiner(t, 4, "d1")
+	if _, list, p := j.joinAt(t.Context(), leaf.address, stranger, j.id, j.q); p == nil || len(list) != 0 ||
+		!strings.Contains(p.Error(), "finds no such token") {
+		t.Errorf("a stranger is named %q, %v", list, p)
+	}
 	// In a circle.
 	round := newSite(t, s, 6)
 	round.id, round.cert = a.id, a.cert

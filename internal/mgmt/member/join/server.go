@@ -224,18 +224,25 @@ type openAnswer struct {
 	Elsewhere []string `json:"elsewhere,omitempty"` // HOST:PORT of voters
 }
 
+// elsewhere is the answer of a member without the CA's key that cannot check a token, or has no such token.
+var elsewhere = problem.New("cannot join the fabric", "this member has no key of the CA, and finds no such token",
+	"weft join HOST, with the whole line of weft token")
+
 func (s *Server) serveOpen(w http.ResponseWriter, r *http.Request) {
 	var q openRequest
 	if !s.decode(w, r, &q) {
 		return
 	}
+	hash, err := s.cfg.Backend.TokenHash(r.Context(), q.Token)
 	if s.cfg.Elsewhere != nil {
 		if list := s.cfg.Elsewhere(); len(list) > 0 {
-			answer(w, openAnswer{Elsewhere: list[:min(len(list), maxElsewhere)]})
-			return
+			if err == nil { // voters are named to hosts with a token alone
+				answer(w, openAnswer{Elsewhere: list[:min(len(list), maxElsewhere)]})
+				return
+			}
+			err = elsewhere
 		}
 	}
-	hash, err := s.cfg.Backend.TokenHash(r.Context(), q.Token)
 	var exported []byte
 	if err == nil {
 		exported, err = r.TLS.ExportKeyingMaterial(exporter, nil, exportSize)
