@@ -10,7 +10,44 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/store"
 )
+
+// TestFoundWithoutMKey: a fabric whose M_Key cannot be written is open to others all the same, and its status says so.
+func TestFoundWithoutMKey(t *testing.T) {
+	ctx := context.Background()
+	r := run(t, func(c *config.Config) {
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+	})
+	s, err := r.node.mgmt.Store()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Put(ctx, s, manager.KeyMKey, []byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	made, err := api.Call(ctx, r.cli, api.CreateToken, api.NewToken{Uses: 1})
+	if err != nil || made.Line == "" || made.Founded == "" {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	if d := r.degraded("m_key_failed"); !strings.Contains(d.Fix, "weft sm set") {
+		t.Errorf("%+v", d)
+	}
+	if d := r.degraded("fabric_closed"); d.What != "" {
+		t.Errorf("%+v", d)
+	}
+	if _, err := store.Delete(ctx, s, manager.KeyMKey); err != nil {
+		t.Fatal(err)
+	}
+	key := api.MKeyRandom
+	if _, err := api.Call(ctx, r.cli, api.ChangeManager, api.ManagerChange{MKey: &key}); err != nil {
+		t.Fatal(err)
+	}
+	if d := r.degraded("m_key_failed"); d.What != "" {
+		t.Errorf("%+v", d)
+	}
+}
 
 // TestRolesOfMembers: a voter that is neither manager nor administrator runs no subnet manager, and its root changes
 // nothing, also where its own store would take the write.

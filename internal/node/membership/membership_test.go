@@ -504,6 +504,37 @@ func TestRenewedRoster(t *testing.T) {
 	}
 }
 
+// TestClosedFabric: where the first member cannot open its store and trunks to others, no line for another host is made,
+// until it starts again.
+func TestClosedFabric(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	dir, at := t.TempDir(), freePort(t)
+	a := newHost(t, dir, 1, at, s.Open(), c)
+	a.cfg.Founded = func(context.Context) error { return errors.New("port 4793 is taken") }
+	a.start(t)
+	for range 2 {
+		made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+		if err == nil || made.Line != "" || !strings.Contains(err.Error(), "port 4793 is taken") ||
+			!strings.Contains(err.Error(), "weft up") {
+			t.Errorf("%+v, %v", made, err)
+		}
+	}
+	if d := a.Degraded(); len(d) != 1 || d[0].What != "fabric_closed" {
+		t.Errorf("%+v", d)
+	}
+	if list, err := a.tokens(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("tokens %+v, %v", list, err)
+	}
+	a.Close()
+	a = newHost(t, dir, 1, at, s.Open(), c)
+	a.start(t)
+	if made, err := a.createToken(t.Context(), api.NewToken{Uses: 1}); err != nil || made.Line == "" {
+		t.Errorf("%+v, %v", made, err)
+	}
+}
+
 // refusing is a store that refuses to write while it is away.
 type refusing struct {
 	store.Store

@@ -204,6 +204,9 @@ func (m *Membership) createToken(ctx context.Context, n api.NewToken) (t api.Tok
 	if err != nil {
 		return t, err
 	}
+	if p := m.closed(); p != nil {
+		return t, m.failed(p) // a line that no host can use
+	}
 	spec.By = m.Name()
 	secret, made, err := r.CreateToken(ctx, spec)
 	if err != nil {
@@ -212,6 +215,13 @@ func (m *Membership) createToken(ctx context.Context, n api.NewToken) (t api.Tok
 	t = describeToken(&made)
 	t.Line, t.Founded = "weft join "+m.host()+" --token "+secret.Text(), founded
 	return t, nil
+}
+
+// closed is why no host can join by way of this node; nil: one can.
+func (m *Membership) closed() *problem.Error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.faults["fabric_closed"]
 }
 
 // defaultPort is the port of trunks that weft join takes where none is named.
@@ -282,7 +292,8 @@ func (m *Membership) found(ctx context.Context) (fabric string, err error) {
 	if m.cfg.Founded != nil {
 		if err := m.cfg.Founded(ctx); err != nil {
 			m.cfg.Log.Error("the fabric is made, and other hosts cannot join it", "err", err)
-			m.fault("fabric_closed", problem.Of("other hosts cannot join the fabric until this node starts again", err))
+			m.fault("fabric_closed", problem.New("the fabric is made, and other hosts cannot join it until this node "+
+				"starts again", problem.Of("", err).Why, "weft down; weft up --detach; weft token"))
 		}
 	}
 	m.live()

@@ -61,6 +61,7 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) { k.Set(key) }); err != nil {
 		return storeError(err)
 	}
+	n.noMKey.Store(nil)
 	n.cfg.Log.Info("M_Key changed", "none", key == 0)
 	return nil
 }

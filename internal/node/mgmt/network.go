@@ -28,6 +28,7 @@ import (
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
+	"weft/internal/proto/problem"
 )
 
 // Config is what the management needs from its node.
@@ -93,6 +94,8 @@ type Network struct {
 	VESWs VESWs
 
 	fabric atomic.Pointer[Fabric] // nil: an embedded store is the node's own
+	// noMKey is why the M_Key of a new fabric could not be written; nil: it was, or has been since.
+	noMKey atomic.Pointer[problem.Error]
 
 	// Set by Start.
 	store       store.Store      // nil: there is none
@@ -113,7 +116,8 @@ func New(c Config) *Network {
 func (n *Network) Share(f *Fabric) { n.fabric.Store(f) }
 
 // Found is Share for the first member of a fabric, while the node runs: other members can use its store from now on,
-// and the subnet gets an M_Key. On an error nothing has changed.
+// and the subnet gets an M_Key. On an error nothing has changed. An M_Key that cannot be written is no error: the store is
+// shared by then, and Degraded reports it (m_key_failed).
 func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	m := n.storeMember
 	if m == nil {
@@ -134,9 +138,20 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 			k.Set(manager.RandomMKey())
 		}
 	}); err != nil {
-		return storeError(err)
+		n.cfg.Log.Error("the subnet has no M_Key", "err", err)
+		n.noMKey.Store(problem.Of("", err))
 	}
 	return nil
+}
+
+// unkeyed reports that the M_Key of a new fabric could not be written.
+func (n *Network) unkeyed() []api.Degraded {
+	p := n.noMKey.Load()
+	if p == nil {
+		return nil
+	}
+	return []api.Degraded{{What: "m_key_failed", Why: problem.Text("no M_Key could be written, and each node of the "+
+		"subnet may change its tables", problem.Text(p.What, p.Why, ""), ""), Fix: "weft sm set --m-key random"}}
 }
 
 // Store is the store, nil where there is none; missing is why, where there should be one.
