@@ -28,8 +28,8 @@ func validity(b []byte) (begins, ends time.Time, err error) {
 // severe are the degraded states with which something does not work; with others it works less well than it could. A
 // name that ends in _ means all with that beginning.
 var severe = []string{"trunk_down", "trunk_path", "trunk_mtu", "trunk_mtu_hole", "port_not_active", "no_manager",
-	"intent_unreadable", "no_subnet_manager", "no_ethernet_manager", "store_", "two_managers", "subnet_problems", "partition_differs",
-	"link_lost",
+	"intent_unreadable", "no_subnet_manager", "no_ethernet_manager", "store_", "two_managers", "subnet_problems",
+	"partition_differs", "link_lost",
 	"no_way", "mtu_differs", "fabric_", "vesw_", "ip_link", "stuck_", "roce_interface", "multicast_group", "trunk_trust"}
 
 func isSevere(name string) bool {

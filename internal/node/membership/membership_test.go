@@ -504,8 +504,8 @@ func TestRenewedRoster(t *testing.T) {
 	}
 }
 
-// TestClosedFabric: where the first member cannot open its store and trunks to others, no line for another host is made,
-// until it starts again.
+// TestClosedFabric: where the first member cannot open its store and trunks to others, no line for another host is
+// made, until it starts again.
 func TestClosedFabric(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()

@@ -116,8 +116,8 @@ func New(c Config) *Network {
 func (n *Network) Share(f *Fabric) { n.fabric.Store(f) }
 
 // Found is Share for the first member of a fabric, while the node runs: other members can use its store from now on,
-// and the subnet gets an M_Key. On an error nothing has changed. An M_Key that cannot be written is no error: the store is
-// shared by then, and Degraded reports it (m_key_failed).
+// and the subnet gets an M_Key. On an error nothing has changed. An M_Key that cannot be written is no error: the store
+// is shared by then, and Degraded reports it (m_key_failed).
 func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	m := n.storeMember
 	if m == nil {
