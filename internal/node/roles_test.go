@@ -14,7 +14,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// TestFoundWithoutMKey: a fabric whose M_Key cannot be written is open to others all the same, and its status says so.
+// TestFoundWithoutMKey: where the M_Key of a fabric cannot be written, it is open to others, and status reports that.
 func TestFoundWithoutMKey(t *testing.T) {
 	ctx := context.Background()
 	r := run(t, func(c *config.Config) {

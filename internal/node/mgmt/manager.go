@@ -26,7 +26,7 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if n.sub == nil {
 		return ErrNoFabric
 	}
-	if err := n.administer(); err != nil {
+	if err := n.fabric.Load().administer(); err != nil {
 		return err
 	}
 	if n.manager == nil {
@@ -268,7 +268,7 @@ func (n *Network) editable(ctx context.Context, command string) error {
 	if n.sub == nil {
 		return ErrNoFabric
 	}
-	if err := n.administer(); err != nil {
+	if err := n.fabric.Load().administer(); err != nil {
 		return err
 	}
 	if n.manager == nil {

@@ -75,10 +75,10 @@ func (f *Fabric) label(name string) string {
 
 func (f *Fabric) noManager() bool { return f != nil && f.NoManager }
 
-// administer returns why commands on this node may not change the subnet: root on a member without the role
+// administer returns why commands on the member may not change the subnet: root on a member without the role
 // administrator is none.
-func (n *Network) administer() error {
-	if f := n.fabric.Load(); f != nil && f.NoAdministrator {
+func (f *Fabric) administer() error {
+	if f != nil && f.NoAdministrator {
 		return &api.Error{Code: api.CodeRefused, Why: "this host has not the role administrator",
 			Fix: "run the command on a host that has it: weft member list"}
 	}
@@ -145,8 +145,7 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 }
 
 // unkeyed reports that the M_Key of a new fabric could not be written.
-func (n *Network) unkeyed() []api.Degraded {
-	p := n.noMKey.Load()
+func unkeyed(p *problem.Error) []api.Degraded {
 	if p == nil {
 		return nil
 	}

@@ -73,7 +73,7 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 	}
 	down, err := n.sub.Degraded(trunks)
 	list = append(n.unmanaged(ctx), down...)
-	list = append(list, n.unkeyed()...)
+	list = append(list, unkeyed(n.noMKey.Load())...)
 	if n.manager == nil || err != nil {
 		return list, err
 	}

@@ -266,7 +266,7 @@ func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error
 
 // editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
 func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
-	if err := n.administer(); err != nil {
+	if err := n.fabric.Load().administer(); err != nil {
 		return err
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)

@@ -182,7 +182,7 @@ func veswState(s *em.VESWStatus) string {
 
 // edit changes the intent in the store, and describes one of its virtual Ethernet switches.
 func (e *VESWs) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
-	if err := e.n.administer(); err != nil {
+	if err := e.n.fabric.Load().administer(); err != nil {
 		return v, err
 	}
 	var after em.Intent

@@ -11,7 +11,7 @@ import (
 	"weft/internal/mgmt/store/etcd"
 )
 
-// TestMoved: the group reaches members whose address changes while they run, leader, follower and client alike.
+// TestMoved: addresses of members change while they run, and the group reaches leader, follower and client there.
 func TestMoved(t *testing.T) {
 	f := newFabric(t)
 	var moved atomic.Bool
