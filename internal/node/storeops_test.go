@@ -14,7 +14,8 @@ import (
 	"weft/internal/node/mgmt"
 )
 
-// partitions lists the intended partitions. A port may still have others until a sweep has changed it.
+// partitions lists the partitions of the intent: those of this file are of all ports. The list has others too while a
+// port differs from what it shall have, such as the default partition until a sweep has written it.
 func (r *running) partitions(t *testing.T) (keys []string) {
 	t.Helper()
 	list, err := api.Get(context.Background(), r.cli, api.ListPartitions)
@@ -22,7 +23,7 @@ func (r *running) partitions(t *testing.T) (keys []string) {
 		t.Fatal(err)
 	}
 	for _, p := range list {
-		if slices.ContainsFunc(p.Members, func(m api.Member) bool { return m.Membership != "" }) {
+		if slices.ContainsFunc(p.Members, func(m api.Member) bool { return m.Port == api.AllPorts }) {
 			keys = append(keys, p.PKey)
 		}
 	}
