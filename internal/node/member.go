@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"weft/internal/control/api"
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
 	"weft/internal/host/rundir"
@@ -23,6 +25,8 @@ import (
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/membership"
 	"weft/internal/node/mgmt"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 )
 
 // newMembership makes the node's part in a fabric.
@@ -99,14 +103,15 @@ func (n *Node) shared() *mgmt.Fabric {
 	roster := n.member.Roster()
 	key := member.GUIDKey(n.identity) // names change
 	f := &mgmt.Fabric{
-		Name:      key,
-		Key:       key,
-		Listen:    fmt.Sprintf(":%d", n.cfg.StorePort),
-		Advertise: n.storeAddress(),
-		Moved:     n.storeAddress,
-		Joins:     !n.member.Alone(),
-		Security:  n.storeSecurity(),
-		Label:     n.member.Label,
+		Name:       key,
+		Key:        key,
+		Listen:     fmt.Sprintf(":%d", n.cfg.StorePort),
+		Advertise:  n.storeAddress(),
+		Moved:      n.storeAddress,
+		Joins:      !n.member.Alone(),
+		Security:   n.storeSecurity(),
+		Label:      n.member.Label,
+		MayRestore: func() error { return mayRestore(n.member.Roster(), n.identity) },
 	}
 	for _, at := range roster.Stores() {
 		if at != f.Advertise {
@@ -135,13 +140,38 @@ func (n *Node) self() peer.Self {
 	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now}
 }
 
+// storeClient is TLS to the store of a member. Only voters have one: any other member would be a store of its own making
+// to this node, with what its roles do not let it write.
+func storeClient(self peer.Self) *tls.Config {
+	self.Allow = func(c member.Claims) error {
+		if !c.Roles.Has(member.Voter) {
+			return problem.New("cannot use the store of "+c.Name, "it has not the role voter", "weft member list")
+		}
+		return nil
+	}
+	return self.Client("", "h2", "http/1.1")
+}
+
+// mayRestore returns why the member with a GUID may not make itself the authority of its fabric's store.
+func mayRestore(r *member.Roster, guid ib.GUID) error {
+	const need = member.Voter | member.Administrator
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == guid && x.Roles.Has(need) {
+			return nil
+		}
+	}
+	return &api.Error{Code: api.CodeRefused, What: "cannot restore the store",
+		Why: fmt.Sprintf("this host has not the roles %v", need),
+		Fix: "run the command on a host that has them: weft member list"}
+}
+
 // storeSecurity authenticates the members to each other at the store, and grants what their roles allow.
 func (n *Node) storeSecurity() *etcd.Security {
 	self := n.self()
 	dir := home.Open(n.cfg.Dir)
 	return &etcd.Security{
 		Server:  self.Server("h2", "http/1.1"),
-		Client:  self.Client("", "h2", "http/1.1"),
+		Client:  storeClient(self),
 		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
 		Settled: n.settled,
 		Admit: func(c *x509.Certificate) (etcd.Caller, error) {

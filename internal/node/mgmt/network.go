@@ -63,6 +63,8 @@ type Fabric struct {
 	Security                   *etcd.Security
 	// Label is the name of a member for people, by Name; nil: Name is.
 	Label func(name string) string
+	// MayRestore returns why this member may not restore the store of the fabric; nil: it may.
+	MayRestore func() error
 }
 
 // label is the name of a member for people.

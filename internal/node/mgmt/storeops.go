@@ -123,6 +123,11 @@ func (n *Network) restoreStore(ctx context.Context, r api.StoreRestore) (v api.S
 	if err != nil {
 		return v, err
 	}
+	if f := n.fabric.Load(); f != nil && f.MayRestore != nil {
+		if err := f.MayRestore(); err != nil {
+			return v, err
+		}
+	}
 	var b *etcd.Backup
 	if len(r.Content) > 0 {
 		if b, err = etcd.ParseBackup(r.Content); err != nil {

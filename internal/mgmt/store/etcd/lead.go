@@ -5,6 +5,7 @@ package etcd
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -178,7 +179,8 @@ func (m *Member) newPoller() *http.Client {
 // pollTimeout bounds the wait for the report of one member.
 const pollTimeout = time.Second
 
-// ask returns the report of the member at an address; about is the replica that the question is about.
+// ask returns the report of the member at an address; about is the replica that the question is about. A report that
+// does not count is an error.
 func (m *Member) ask(ctx context.Context, address string, about uint64) (r Report, err error) {
 	ctx, stop := context.WithTimeout(ctx, pollTimeout)
 	defer stop()
@@ -195,7 +197,31 @@ func (m *Member) ask(ctx context.Context, address string, about uint64) (r Repor
 	if resp.StatusCode != http.StatusOK {
 		return r, fmt.Errorf("%s: %s", address, resp.Status)
 	}
-	return r, json.NewDecoder(io.LimitReader(resp.Body, maxReport)).Decode(&r)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReport)).Decode(&r); err != nil {
+		return r, err
+	}
+	return r, m.believe(resp.TLS, &r)
+}
+
+// believe returns why a report does not count: it does where the other end of its connection is a voter of the fabric
+// that reports about itself. Any other member could make this node end its replica, or use a store of its own.
+func (m *Member) believe(c *tls.ConnectionState, r *Report) error {
+	if m.c.Security == nil {
+		return nil
+	}
+	if c == nil || len(c.PeerCertificates) == 0 {
+		return errors.New("the other end has no certificate")
+	}
+	from, err := m.c.Security.Admit(c.PeerCertificates[0])
+	switch {
+	case err != nil:
+		return err
+	case !from.Voter:
+		return fmt.Errorf("%s reports a store and is no voter of the fabric", from.Name)
+	case from.Name != r.Name:
+		return fmt.Errorf("%s reports as %q", from.Name, r.Name)
+	}
+	return nil
 }
 
 // maxAsked bounds how many members are asked at once: voters are among the first that joined.

@@ -63,7 +63,9 @@ type Security struct {
 	Server *tls.Config // certificate, ClientCAs, and ClientAuth RequireAndVerifyClientCert
 	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
 	Files  PeerFiles
-	Admit  Admit
+	// Admit decides about the certificates of those that call this node, and of those whose reports it reads: only a
+	// voter's count. The latter are verified by Client before.
+	Admit Admit
 	// Settled reports whether every replica, by the name of its member, is of a member of the fabric, and all members
 	// have certificates of CAs in Files. A replica that runs with other CAs than those is started again then, since it
 	// reads them at its start; nil: they always have.
