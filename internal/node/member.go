@@ -101,10 +101,8 @@ func (n *Node) founded(ctx context.Context) error {
 // shared is the node's part in the store of its fabric.
 func (n *Node) shared() *mgmt.Fabric {
 	roster := n.member.Roster()
-	key := member.GUIDKey(n.identity) // names change
 	f := &mgmt.Fabric{
-		Name:       key,
-		Key:        key,
+		Name:       member.GUIDKey(n.identity), // names change
 		Listen:     fmt.Sprintf(":%d", n.cfg.StorePort),
 		Advertise:  n.storeAddress(),
 		Moved:      n.storeAddress,
@@ -174,6 +172,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 		Client:  storeClient(self),
 		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
 		Settled: n.settled,
+		Able:    n.mayHoldStore,
 		Admit: func(c *x509.Certificate) (etcd.Caller, error) {
 			claims, err := self.Verify(time.Now(), []*x509.Certificate{c})
 			if err != nil {
@@ -188,6 +187,13 @@ func (n *Node) storeSecurity() *etcd.Security {
 				}}, nil
 		},
 	}
+}
+
+// mayHoldStore reports whether a member of the fabric may have a copy of its store.
+func (n *Node) mayHoldStore(name string) bool {
+	return slices.ContainsFunc(n.member.Roster().Members, func(m member.Record) bool {
+		return member.GUIDKey(m.GUID) == name && m.Roles.Has(member.Voter)
+	})
 }
 
 // settled reports whether the replicas of the store are of members, and all members have certificates of CAs that are

@@ -94,7 +94,7 @@ func TestRestoreRefused(t *testing.T) {
 	at := "127.0.0.1:" + freeTCP(t)
 	refusal := &api.Error{Code: api.CodeRefused, Why: "this host has not the roles", Fix: "weft member list"}
 	testHookOpened = func(n *Node) {
-		n.mgmt.Share(&mgmt.Fabric{Name: "a", Key: "a", Listen: at, Advertise: at,
+		n.mgmt.Share(&mgmt.Fabric{Name: "a", Listen: at, Advertise: at,
 			MayRestore: func() error { return refusal }})
 	}
 	defer func() { testHookOpened = nil }()

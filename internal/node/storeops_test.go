@@ -91,7 +91,7 @@ func TestSurvivorOfTwoMembers(t *testing.T) {
 	listen := map[string]string{"a": "127.0.0.1:" + freeTCP(t), "b": "127.0.0.1:" + freeTCP(t)}
 	start := func(name string, seeds ...string) *running {
 		testHookOpened = func(n *Node) {
-			n.mgmt.Share(&mgmt.Fabric{Name: name, Key: name, Listen: listen[name], Advertise: listen[name], Seeds: seeds})
+			n.mgmt.Share(&mgmt.Fabric{Name: name, Listen: listen[name], Advertise: listen[name], Seeds: seeds})
 		}
 		defer func() { testHookOpened = nil }()
 		return run(t, func(c *config.Config) { c.Fabric, c.Store = true, config.StoreEmbedded })

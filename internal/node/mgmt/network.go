@@ -48,8 +48,9 @@ type Config struct {
 
 // Fabric is what a node needs to share the store with the other members of its fabric: one store on all of them.
 type Fabric struct {
-	Name      string // of the member, unique in the fabric, and the same for ever
-	Key       string // the last part of the keys that only this member writes
+	// Name is that of the member, unique in the fabric and the same for ever: the last part of the keys that only this
+	// member writes.
+	Name      string
 	Listen    string // HOST:PORT of the store's listener
 	Advertise string // HOST:PORT where other members reach it
 	// Moved is Advertise as it is now: addresses of hosts change.
@@ -125,7 +126,7 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	if m == nil {
 		return nil // memory, or an etcd elsewhere, which the members reach by themselves
 	}
-	if err := m.Found(ctx, etcd.Group{Name: f.Name, Key: f.Key, Listen: f.Listen, Advertise: f.Advertise,
+	if err := m.Found(ctx, etcd.Group{Name: f.Name, Listen: f.Listen, Advertise: f.Advertise,
 		Moved: f.Moved, Security: f.Security}); err != nil {
 		return storeError(err)
 	}

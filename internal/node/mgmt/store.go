@@ -45,7 +45,7 @@ func (n *Network) openStore(ctx context.Context) error {
 		c := etcd.MemberConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir), Name: "weft", Now: n.cfg.Now,
 			Settings: voters.Settings{ReplaceAfter: n.cfg.Settings.StoreReplaceAfter}, Log: log}
 		if f := n.fabric.Load(); f != nil {
-			c.Name, c.Key, c.Listen, c.Advertise = f.Name, f.Key, f.Listen, f.Advertise
+			c.Name, c.Listen, c.Advertise = f.Name, f.Listen, f.Advertise
 			c.Moved = f.Moved
 			c.Seeds, c.Joins, c.Unable, c.Security = f.Seeds, f.Joins, f.Unable, f.Security
 		} else {

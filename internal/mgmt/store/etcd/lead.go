@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/types"
+
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/voters"
 	"weft/internal/proto/mono"
@@ -129,10 +131,12 @@ func (l *lead) members(now mono.Time, records, present store.Listing, replicas [
 	seen := map[string]mono.Time{}
 	for _, e := range records.Entries {
 		var r Record
-		if json.Unmarshal(e.Value, &r) != nil || r.Name == "" {
+		// A member writes its own key alone, and so about itself alone.
+		if json.Unmarshal(e.Value, &r) != nil || r.Name == "" || r.Name != e.Key[len(treeMember)+1:] {
 			continue
 		}
-		p, is := here[e.Key[len(treeMember)+1:]]
+		p, is := here[r.Name]
+		able := !r.Unable && l.m.mayHold(&r)
 		// A member whose replica does not run is absent as far as the replica is concerned.
 		if id, has := runs[r.Name]; has && p.Replica != id {
 			is = false
@@ -140,14 +144,21 @@ func (l *lead) members(now mono.Time, records, present store.Listing, replicas [
 		if seen[r.Name] = l.seen[r.Name]; is || seen[r.Name] == 0 {
 			seen[r.Name] = now
 		}
-		if r.Address != "" {
+		if able {
 			addresses[r.Name] = r.Address
 		}
 		list = append(list, voters.Member{Name: r.Name, Joined: uint64(e.Created), Seen: seen[r.Name], Present: is,
-			Able: !r.Unable && r.Address != "", Leaving: r.Leaving})
+			Able: able, Leaving: r.Leaving})
 	}
 	l.seen = seen
 	return list, addresses
+}
+
+// mayHold reports whether a member may have a replica: the fabric lets it, and it has an address.
+func (m *Member) mayHold(r *Record) bool {
+	_, err := types.NewURLs([]string{m.scheme() + r.Address})
+	return r.Address != "" && err == nil && (m.c.Security == nil || m.c.Security.Able == nil ||
+		m.c.Security.Able(r.Name))
 }
 
 // write makes the roster in the store that of the group.

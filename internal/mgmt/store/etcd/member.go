@@ -27,8 +27,8 @@ import (
 
 // Trees of the store that members and the leader of the group write.
 const (
-	treeMember  = "store/member"  // KEY: Record, written by the member itself
-	treePresent = "store/present" // KEY: presence, with a lease, written by the member itself
+	treeMember  = "store/member"  // NAME: Record, written by the member itself
+	treePresent = "store/present" // NAME: presence, with a lease, written by the member itself
 	treeRoster  = "store/roster"  // keyRoster, written by the leader
 	keyRoster   = treeRoster + "/group"
 )
@@ -36,8 +36,7 @@ const (
 // MemberConfig configures the use of the store by a member of a fabric. Zero means default, except for Dir, Name, Now.
 type MemberConfig struct {
 	Dir       string // of the replica, made with 0700
-	Name      string // of the member, unique in the fabric
-	Key       string // of its own records; Name
+	Name      string // of the member, unique in the fabric; the last part of the keys that only it may write
 	Listen    string // HOST:PORT of the listener; empty: none
 	ListenURL string // the same as a URL, of a node that is alone and offers its store to clients without a group
 	Advertise string // HOST:PORT where others reach it; empty: the node is alone
@@ -66,6 +65,9 @@ type Security struct {
 	// Admit decides about the certificates of those that call this node, and of those whose reports it reads: only a
 	// voter's count. The latter are verified by Client before.
 	Admit Admit
+	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
+	// not decide that alone; nil: each may.
+	Able func(member string) bool
 	// Settled reports whether every replica, by the name of its member, is of a member of the fabric, and all members
 	// have certificates of CAs in Files. A replica that runs with other CAs than those is started again then, since it
 	// reads them at its start; nil: they always have.
@@ -89,7 +91,7 @@ type presence struct {
 type Roster struct {
 	Group     voters.Identity   `json:"group"`
 	Replicas  []Replica         `json:"replicas"`
-	Addresses map[string]string `json:"addresses"` // of all members, by name
+	Addresses map[string]string `json:"addresses"` // of the members that may have a replica, by name
 }
 
 // Role is what a member is to the store.
@@ -148,7 +150,7 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 	if err := store.CheckKey(c.Name); err != nil {
 		return nil, err
 	}
-	c.Key, c.Every = cmp.Or(c.Key, c.Name), cmp.Or(c.Every, time.Second)
+	c.Every = cmp.Or(c.Every, time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -176,8 +178,7 @@ func (m *Member) live() {
 
 // Group is what a member needs to share its store with others.
 type Group struct {
-	Name      string        // of the member, unique in the fabric
-	Key       string        // of its own records; Name
+	Name      string        // of the member, as in MemberConfig
 	Listen    string        // HOST:PORT of the listener
 	Advertise string        // HOST:PORT where others reach it
 	Moved     func() string // MemberConfig.Moved
@@ -197,8 +198,7 @@ func (m *Member) Found(ctx context.Context, g Group) error {
 		return m.away()
 	}
 	alone := m.c
-	m.c.Name, m.c.Key, m.c.Listen, m.c.Advertise, m.c.Security = g.Name, cmp.Or(g.Key, g.Name), g.Listen, g.Advertise,
-		g.Security
+	m.c.Name, m.c.Listen, m.c.Advertise, m.c.Security = g.Name, g.Listen, g.Advertise, g.Security
 	m.c.ListenURL, m.c.Moved = "", g.Moved
 	err := m.reopen(ctx)
 	if err == nil {
@@ -703,7 +703,7 @@ const presenceTTL = 10 * time.Second
 func (m *Member) attend(ctx context.Context, l store.Lease, at string, value []byte) (store.Lease, error) {
 	ctx, stop := context.WithTimeout(ctx, DefaultTimeout)
 	defer stop()
-	err := store.Edit(ctx, m, treeMember+"/"+m.c.Key, func(old []byte) ([]byte, error) {
+	err := store.Edit(ctx, m, treeMember+"/"+m.c.Name, func(old []byte) ([]byte, error) {
 		r := Record{}
 		if old != nil && json.Unmarshal(old, &r) != nil {
 			r = Record{}
@@ -723,7 +723,7 @@ func (m *Member) attend(ctx context.Context, l store.Lease, at string, value []b
 			return nil, err
 		}
 	}
-	_, err = m.Txn(ctx, store.Txn{Do: []store.Op{{Key: treePresent + "/" + m.c.Key, Value: value, Lease: l.ID()}}})
+	_, err = m.Txn(ctx, store.Txn{Do: []store.Op{{Key: treePresent + "/" + m.c.Name, Value: value, Lease: l.ID()}}})
 	if err != nil {
 		_ = l.Revoke(ctx) // else it ends by itself
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/mgmt/store/voters"
@@ -80,4 +81,52 @@ func TestFalseReport(t *testing.T) {
 			f.expect("d", "k", "kept")
 		})
 	}
+}
+
+// holds checks for some looks of the leader at the group that roles stay as they are, as in "a:voter b:client".
+func (f *fabric) holds(want string) {
+	f.Helper()
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for _, w := range strings.Fields(want) {
+			name, role, _ := strings.Cut(w, ":")
+			if p := f.members[name].Part(); p.Role.String() != role {
+				f.Fatalf("%s is a %v, want %s", name, p.Role, w)
+			}
+		}
+	}
+}
+
+// TestRecordOfAnother: a member writes its own record in the name of a voter, to have it leave or to be in its place.
+// The leader of the group takes a record for that of the member with its key.
+func TestRecordOfAnother(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.open("b", "a")
+	f.open("c", "a")
+	f.roles("a:voter b:voter c:voter")
+	f.open("d", "a")
+	f.until("d knows the voters", func() bool { return f.members["d"].Part().Voters == 3 })
+	f.put("d", "store/member/m7", `{"name":"b","address":"127.0.0.1:1","leaving":true}`)
+	f.put("d", "store/member/m8", `{"name":"c","address":"127.0.0.1:1","unable":true}`)
+	f.holds("a:voter b:voter c:voter d:client")
+}
+
+// TestAbleByRecords: a member that the fabric gave no role for it has no replica, whatever its own record says, and
+// neither has one with an address that is none.
+func TestAbleByRecords(t *testing.T) {
+	f := newFabric(t)
+	ca := newAuthority(t)
+	f.security = func(name string) *etcd.Security {
+		s := ca.security(t, name)
+		s.Able = func(name string) bool { return name != "leaf" }
+		return s
+	}
+	f.open("a")
+	f.put("a", "store/member/bad", `{"name":"bad","address":"no address"}`)
+	f.put("a", "store/present/bad", `{}`)
+	f.open("leaf", "a")
+	f.expect("leaf", "store/present/bad", "{}")
+	f.holds("a:voter leaf:client")
+	f.open("b", "a") // of the able it is the second
+	f.roles("a:voter b:learner leaf:client")
 }
