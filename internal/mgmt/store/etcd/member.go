@@ -270,7 +270,8 @@ func (m *Member) hasFiles() bool {
 	return err == nil
 }
 
-// recall reads what the node kept; what cannot be read is as if it were not there.
+// recall reads what the node kept. What cannot be read is as if it were not there: the files of the replica have its
+// group in them.
 func (m *Member) recall() (k known) {
 	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
 	if err == nil && json.Unmarshal(b, &k) != nil {
@@ -280,18 +281,40 @@ func (m *Member) recall() (k known) {
 	return k
 }
 
-// remember writes known in one piece; mu is held.
+// remember writes known in one piece, and to the disk; mu is held.
 func (m *Member) remember() {
 	b, err := json.Marshal(m.known)
 	if err == nil {
-		name := filepath.Join(m.c.Dir, knownFile)
-		if err = os.WriteFile(name+".new", b, 0o600); err == nil {
-			err = os.Rename(name+".new", name)
-		}
+		err = keep(filepath.Join(m.c.Dir, knownFile), b)
 	}
 	if err != nil {
 		m.c.Log.Warn("what this node knows of the store is not kept", "err", err)
 	}
+}
+
+// keep replaces a file: after a loss of power at any time it is as before or as after.
+func keep(name string, content []byte) error {
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	return flush(filepath.Dir(name))
+}
+
+// flush writes the names in a directory to the disk.
+func flush(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // setAside takes the files of the replica out of use. The last ones that were set aside are kept.

@@ -5,8 +5,8 @@ package voters
 // Identity names a group. A restore from a backup or a copy makes a new group: of another cluster, of the next
 // generation. The group of the highest generation is the store of the fabric.
 type Identity struct {
-	Cluster    uint64 `json:"cluster"` // chosen at random when the group is made
-	Generation uint64 `json:"generation"`
+	Cluster    uint64 `json:"cluster"`    // chosen at random when the group is made
+	Generation uint64 `json:"generation"` // 1 and more; 0: not known
 }
 
 // Answer is what another member that has a replica reports.
@@ -34,9 +34,13 @@ func (v Verdict) String() string { return [...]string{"start", "set aside", "con
 // reached. It is called before the files are used and at intervals while they are. Without an answer the files are
 // used: after a power failure of all hosts there is no other source, and a group without its majority changes nothing.
 // What a removed replica has then cannot become a second group, because the removal is in the log of a majority; the
-// one exception is a restored group, and that has another generation.
+// one exception is a restored group, and that has another generation. Where the node does not know the group of its
+// files they are used as well: the replica has its group in it, and the caller decides again by that at once.
 func Resume(own Identity, answers []Answer) (Verdict, string) {
 	verdict, why := Start, ""
+	if own.Generation == 0 {
+		return verdict, why
+	}
 	for _, a := range answers {
 		switch {
 		case a.Group.Generation > own.Generation:

@@ -154,5 +154,9 @@ func TestResume(t *testing.T) {
 		if got, why := voters.Resume(own, tt.answers); got != tt.want || (why == "") != (got == voters.Start) {
 			t.Errorf("%s: %v (%s), want %v", tt.about, got, why, tt.want)
 		}
+		// The files are never given up for what the node does not know.
+		if got, why := voters.Resume(voters.Identity{}, tt.answers); got != voters.Start || why != "" {
+			t.Errorf("%s, of a group that is not known: %v (%s)", tt.about, got, why)
+		}
 	}
 }
