@@ -107,6 +107,7 @@ func (n *Node) shared() *mgmt.Fabric {
 		Advertise:  n.storeAddress(),
 		Moved:      n.storeAddress,
 		Joins:      !n.member.Alone(),
+		ID:         roster.Fabric,
 		Security:   n.storeSecurity(),
 		Label:      n.member.Label,
 		MayRestore: func() error { return mayRestore(n.member.Roster(), n.identity) },

@@ -57,6 +57,7 @@ type Fabric struct {
 	Moved  func() string
 	Seeds  []string // HOST:PORT of members that have the store
 	Joins  bool     // it never makes a store: another member has it
+	ID     string   // of the fabric; empty: none, of a laboratory
 	Unable bool     // it holds no copy: it has no disk, or others do not reach it
 	// What the member's roles withhold: NoManager, it runs no subnet manager; NoAdministrator, its commands change
 	// nothing of the subnet.
@@ -127,7 +128,7 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 		return nil // memory, or an etcd elsewhere, which the members reach by themselves
 	}
 	if err := m.Found(ctx, etcd.Group{Name: f.Name, Listen: f.Listen, Advertise: f.Advertise,
-		Moved: f.Moved, Security: f.Security}); err != nil {
+		Moved: f.Moved, Fabric: f.ID, Security: f.Security}); err != nil {
 		return storeError(err)
 	}
 	n.fabric.Store(f)

@@ -47,7 +47,7 @@ func (n *Network) openStore(ctx context.Context) error {
 		if f := n.fabric.Load(); f != nil {
 			c.Name, c.Listen, c.Advertise = f.Name, f.Listen, f.Advertise
 			c.Moved = f.Moved
-			c.Seeds, c.Joins, c.Unable, c.Security = f.Seeds, f.Joins, f.Unable, f.Security
+			c.Seeds, c.Joins, c.Fabric, c.Unable, c.Security = f.Seeds, f.Joins, f.ID, f.Unable, f.Security
 		} else {
 			c.ListenURL = n.cfg.Settings.StoreListen
 		}

@@ -3,9 +3,19 @@
 package etcd_test
 
 import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+	"weft/internal/mgmt/store/voters"
 )
 
 // TestKnownLost: what a node keeps about its group is damaged or gone, as after a loss of power. The replica is used
@@ -40,5 +50,95 @@ func TestKnownLost(t *testing.T) {
 				t.Errorf("%+v, want the group %+v", p, group)
 			}
 		})
+	}
+}
+
+// TestFilesFromBefore: a host was alone and joined; its end came before its store was set aside. At its start that store
+// is no part of the fabric's. What it had in the fabric is.
+func TestFilesFromBefore(t *testing.T) {
+	f := newFabric(t)
+	b := f.open("b")
+	f.put("b", "k", "of b alone")
+	f.kill("b")
+	c := f.configs["b"]
+	b, err := etcd.OpenMember(t.Context(), etcd.MemberConfig{Dir: c.Dir, Name: "weft", Timeout: c.Timeout, Now: c.Now})
+	if err != nil { // as a node without a fabric has it
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.configs["a"] = etcd.MemberConfig{Dir: quick(t), Name: "a", Listen: freePort(t), Timeout: c.Timeout, Every: c.Every,
+		Settings: c.Settings, Now: c.Now, Fabric: "f1"}
+	first := f.configs["a"]
+	first.Advertise = first.Listen
+	f.configs["a"] = first
+	f.open("a")
+	f.put("a", "k", "of the fabric")
+
+	c.Joins, c.Fabric = true, "f1" // and no seed answers
+	f.configs["b"] = c
+	b = f.open("b")
+	if p := b.Part(); p.Role != etcd.RoleClient || !strings.Contains(p.Why, "before this host joined") {
+		t.Fatalf("%+v", p)
+	}
+	f.kill("b")
+	c.Seeds = []string{first.Advertise}
+	f.configs["b"] = c
+	f.open("b")
+	f.roles("a:voter b:learner")
+	f.expect("b", "k", "of the fabric")
+	f.kill("b") // what it has now is the fabric's
+	f.open("b")
+	f.roles("a:voter b:learner")
+	if p := f.members["b"].Part(); p.Why != "" {
+		t.Errorf("%+v", p)
+	}
+
+	// The first member is no stranger to the store that it was alone with.
+	f.kill("a")
+	first.Joins, first.Seeds = true, []string{c.Advertise}
+	f.configs["a"] = first
+	f.open("a")
+	f.roles("a:voter b:learner")
+}
+
+// TestTwoStores: another store of the same generation is found while this one is in use. Terms end, and nothing uses
+// either until one is gone.
+func TestTwoStores(t *testing.T) {
+	f := newFabric(t)
+	var there atomic.Bool
+	other := etcd.Report{Name: "z", ID: 7, Group: voters.Identity{Cluster: 1, Generation: 1}, Applied: 1}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if !there.Load() {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(other)
+	}))
+	defer s.Close()
+	f.open("a")
+	f.put("a", "k", "1")
+	f.kill("a")
+	c := f.configs["a"]
+	c.Seeds = []string{strings.TrimPrefix(s.URL, "http://")}
+	f.configs["a"] = c
+	a := f.open("a")
+	f.put("a", "k", "2")
+	l, err := a.Lease(t.Context(), 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there.Store(true)
+	<-l.Lost()
+	_, err = store.Put(t.Context(), a, "k", []byte("3"))
+	want(t, err, store.ErrUnavailable, "another store of the same generation", "weft leave; weft join")
+	time.Sleep(5 * c.Every)
+	_, err = store.Put(t.Context(), a, "k", []byte("3"))
+	want(t, err, store.ErrUnavailable, "another store of the same generation")
+	there.Store(false)
+	f.put("a", "k", "4")
+	if p := a.Part(); p.Why != "" || p.Role != etcd.RoleVoter {
+		t.Errorf("%+v", p)
 	}
 }

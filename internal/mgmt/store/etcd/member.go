@@ -14,7 +14,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -45,8 +44,10 @@ type MemberConfig struct {
 	Security *Security
 	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
 	// a new group.
-	Seeds     []string
-	Joins     bool // it never makes a group, also without Seeds
+	Seeds []string
+	Joins bool // it never makes a group, also without Seeds
+	// Fabric identifies the fabric. With Joins, files from before the node was in it are set aside; empty: they are used.
+	Fabric    string
 	Unable    bool // it never holds a replica: it has no disk, or others do not reach it
 	Settings  voters.Settings
 	Namespace string
@@ -123,19 +124,14 @@ type Member struct {
 	known  known
 	remote []string // endpoints of the client over the network; nil while the one in this process is used
 	why    string   // why the node is not what it was, for people
-	asked  mono.Time
-	cas    string    // what Files.CA was when the replica was started
-	lead   *lead     // while this replica leads
-	heard  mono.Time // when a learner last reached the leader, or started
+	// split: another store of the same generation is known. Neither is used until a person decides: with both in use the
+	// subnet would have two managers.
+	split bool
+	asked mono.Time
+	cas   string    // what Files.CA was when the replica was started
+	lead  *lead     // while this replica leads
+	heard mono.Time // when a learner last reached the leader, or started
 }
-
-// known is what a node keeps in its directory: the group of its replica, and the addresses of members.
-type known struct {
-	Replica uint64 `json:"replica,omitempty"`
-	Roster  Roster `json:"roster"`
-}
-
-const knownFile = "group.json"
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
 // where the store is.
@@ -182,6 +178,7 @@ type Group struct {
 	Listen    string        // HOST:PORT of the listener
 	Advertise string        // HOST:PORT where others reach it
 	Moved     func() string // MemberConfig.Moved
+	Fabric    string        // as in MemberConfig
 	Security  *Security
 }
 
@@ -198,7 +195,7 @@ func (m *Member) Found(ctx context.Context, g Group) error {
 		return m.away()
 	}
 	alone := m.c
-	m.c.Name, m.c.Listen, m.c.Advertise, m.c.Security = g.Name, g.Listen, g.Advertise, g.Security
+	m.c.Name, m.c.Listen, m.c.Advertise, m.c.Fabric, m.c.Security = g.Name, g.Listen, g.Advertise, g.Fabric, g.Security
 	m.c.ListenURL, m.c.Moved = "", g.Moved
 	err := m.reopen(ctx)
 	if err == nil {
@@ -231,6 +228,12 @@ func (m *Member) begin(ctx context.Context) error {
 			Fix: "weft up --dir names a place that can be written"}
 	}
 	m.known = m.recall()
+	if m.hasFiles() && m.c.Joins && m.foreign() {
+		if err := m.setAside("it is from before this host joined the fabric"); err != nil {
+			return err
+		}
+		m.known = known{}
+	}
 	if m.hasFiles() {
 		verdict, why := m.resume(ctx)
 		switch verdict {
@@ -254,7 +257,7 @@ func (m *Member) begin(ctx context.Context) error {
 
 func conflict(why string) error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store", Why: why,
-		Fix: "decide which is the fabric's; on the other hosts remove the directory store and join again"}
+		Fix: "decide which is the fabric's; on the hosts with the other: weft leave; weft join"}
 }
 
 // scheme is that of every address of the group.
@@ -265,75 +268,6 @@ func (m *Member) scheme() string {
 	return "https://"
 }
 
-func (m *Member) hasFiles() bool {
-	_, err := os.Stat(filepath.Join(m.c.Dir, "etcd", "member"))
-	return err == nil
-}
-
-// recall reads what the node kept. What cannot be read is as if it were not there: the files of the replica have its
-// group in them.
-func (m *Member) recall() (k known) {
-	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
-	if err == nil && json.Unmarshal(b, &k) != nil {
-		m.c.Log.Warn("what this node knew of the store is lost", "file", knownFile)
-		return known{}
-	}
-	return k
-}
-
-// remember writes known in one piece, and to the disk; mu is held.
-func (m *Member) remember() {
-	b, err := json.Marshal(m.known)
-	if err == nil {
-		err = keep(filepath.Join(m.c.Dir, knownFile), b)
-	}
-	if err != nil {
-		m.c.Log.Warn("what this node knows of the store is not kept", "err", err)
-	}
-}
-
-// keep replaces a file: after a loss of power at any time it is as before or as after.
-func keep(name string, content []byte) error {
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(name+".new", name); err != nil {
-		return err
-	}
-	return flush(filepath.Dir(name))
-}
-
-// flush writes the names in a directory to the disk.
-func flush(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// setAside takes the files of the replica out of use. The last ones that were set aside are kept.
-func (m *Member) setAside(why string) error {
-	m.c.Log.Warn("the files of this node's replica are set aside", "why", why)
-	m.why = why
-	old := filepath.Join(m.c.Dir, "etcd.old")
-	if err := os.RemoveAll(old); err != nil {
-		return fmt.Errorf("set the old store aside: %w", err)
-	}
-	err := os.Rename(filepath.Join(m.c.Dir, "etcd"), old)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("set the old store aside: %w", err)
-	}
-	m.known.Replica = 0
-	m.remember()
-	return nil
-}
-
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	m.cas = m.readCAs()
@@ -342,7 +276,7 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 		return err
 	}
 	m.server, m.heard = s, m.c.Now()
-	m.known.Replica = s.ID()
+	m.known.Replica, m.known.Fabric = s.ID(), m.c.Fabric
 	if join == nil { // else the group is that of the roster
 		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}
 	}
@@ -391,6 +325,9 @@ func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 
 // pick lets callers use the client in this process while the replica votes, otherwise one over the network; mu is held.
 func (m *Member) pick() error {
+	if m.split {
+		return nil
+	}
 	if s := m.server; s != nil && s.down() == "" && s.Votes() {
 		if c, _ := m.client(); c != nil && c.server == s {
 			return nil
@@ -516,7 +453,7 @@ func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
 	m.asked = now
 	switch verdict, why := m.resume(ctx); verdict {
 	case voters.Conflict:
-		m.why = why
+		m.separate(why)
 		return
 	case voters.SetAside:
 		if err := m.setAside(why); err != nil {
@@ -524,8 +461,29 @@ func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
 		}
 		return
 	}
+	m.reunite()
 	if err := m.reopen(ctx); err != nil {
 		m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
+	}
+}
+
+// separate ends the use of the store since there are two, and with it the terms that callers have; mu is held.
+func (m *Member) separate(why string) {
+	err := conflict(why)
+	if m.why != why {
+		m.c.Log.Error("there are two stores", "err", err)
+	}
+	m.why, m.split, m.lead, m.remote = why, true, nil, nil
+	m.because(err)
+	m.use(nil)
+}
+
+// reunite undoes separate; mu is held.
+func (m *Member) reunite() {
+	if m.split {
+		m.why, m.split = "", false
+		m.because(nil)
+		m.c.Log.Info("there is one store again")
 	}
 }
 
@@ -539,13 +497,10 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 			m.retire(why)
 			return
 		case voters.Conflict:
-			if m.why != why {
-				m.c.Log.Error("there are two stores", "err", conflict(why))
-			}
-			m.why = why
-			m.lead = nil
+			m.separate(why)
 			return
 		}
+		m.reunite()
 	}
 	if removed {
 		m.retire(removedWhy)
@@ -588,6 +543,7 @@ func (m *Member) hear(ctx context.Context, now mono.Time) {
 
 // retire ends the replica: this node is a client from now on; mu is held.
 func (m *Member) retire(why string) {
+	m.reunite()
 	m.use(nil)
 	m.remote, m.lead = nil, nil
 	m.server.Close()

@@ -16,6 +16,7 @@ type relay struct {
 	mu     sync.Mutex
 	now    *Client       // nil: none at present
 	change chan struct{} // closed when now is replaced
+	why    error         // why now is nil; nil: no voter is known
 	closed bool
 	stop   context.CancelFunc
 	ctx    context.Context
@@ -54,12 +55,22 @@ func (r *relay) client() (*Client, <-chan struct{}) {
 	return r.now, r.change
 }
 
+// because sets why there is no client; nil: no voter is known.
+func (r *relay) because(why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.why = why
+}
+
 // away is the error while there is no client.
 func (r *relay) away() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return store.Closed()
+	}
+	if r.why != nil {
+		return r.why
 	}
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store",
 		Why: "this node knows no voter that answers", Fix: "weft store status lists the voters"}

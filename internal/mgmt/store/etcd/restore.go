@@ -146,6 +146,7 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	if err := m.build(ctx, fresh, b, generation); err != nil {
 		return err
 	}
+	m.reunite()
 	m.use(nil)
 	m.remote, m.lead = nil, nil
 	if m.server != nil {

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// known is what a node keeps in its directory: the group of its replica, and the addresses of members.
+type known struct {
+	Replica uint64 `json:"replica,omitempty"`
+	Fabric  string `json:"fabric,omitempty"` // with which the replica was last started
+	Roster  Roster `json:"roster"`
+}
+
+const knownFile = "group.json"
+
+// foreign reports whether the replica is of no store of the fabric: of a host that was alone, or in another fabric. A
+// replica of which nothing is known is not: its group decides.
+func (m *Member) foreign() bool {
+	k := &m.known
+	if m.c.Fabric == "" || k.Fabric == m.c.Fabric || k.Roster.Group.Generation == 0 {
+		return false
+	}
+	return k.Fabric != "" || len(k.Roster.Addresses) == 0 // files of a group were not always marked
+}
+
+func (m *Member) hasFiles() bool {
+	_, err := os.Stat(filepath.Join(m.c.Dir, "etcd", "member"))
+	return err == nil
+}
+
+// recall reads what the node kept. What cannot be read is as if it were not there: the files of the replica have its
+// group in them.
+func (m *Member) recall() (k known) {
+	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
+	if err == nil && json.Unmarshal(b, &k) != nil {
+		m.c.Log.Warn("what this node knew of the store is lost", "file", knownFile)
+		return known{}
+	}
+	return k
+}
+
+// remember writes known in one piece, and to the disk; mu is held.
+func (m *Member) remember() {
+	b, err := json.Marshal(m.known)
+	if err == nil {
+		err = keep(filepath.Join(m.c.Dir, knownFile), b)
+	}
+	if err != nil {
+		m.c.Log.Warn("what this node knows of the store is not kept", "err", err)
+	}
+}
+
+// keep replaces a file: after a loss of power at any time it is as before or as after.
+func keep(name string, content []byte) error {
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	return flush(filepath.Dir(name))
+}
+
+// flush writes the names in a directory to the disk.
+func flush(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// setAside takes the files of the replica out of use. The last ones that were set aside are kept.
+func (m *Member) setAside(why string) error {
+	m.c.Log.Warn("the files of this node's replica are set aside", "why", why)
+	m.why = why
+	old := filepath.Join(m.c.Dir, "etcd.old")
+	if err := os.RemoveAll(old); err != nil {
+		return fmt.Errorf("set the old store aside: %w", err)
+	}
+	err := os.Rename(filepath.Join(m.c.Dir, "etcd"), old)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set the old store aside: %w", err)
+	}
+	m.known.Replica = 0
+	m.remember()
+	return nil
+}
