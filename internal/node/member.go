@@ -112,15 +112,14 @@ func (n *Node) shared() *mgmt.Fabric {
 		Label:      n.member.Label,
 		MayRestore: func() error { return mayRestore(n.member.Roster(), n.identity) },
 	}
-	for _, at := range roster.Stores() {
-		if at != f.Advertise {
-			f.Seeds = append(f.Seeds, at)
-		}
-	}
 	for i := range roster.Members {
-		if x := &roster.Members[i]; x.GUID == n.identity {
-			f.Unable = !x.Roles.Has(member.Voter)
+		x := &roster.Members[i]
+		switch voter := x.Roles.Has(member.Voter); {
+		case x.GUID == n.identity:
+			f.Unable = !voter
 			f.NoManager, f.NoAdministrator = !x.Roles.Has(member.Manager), !x.Roles.Has(member.Administrator)
+		case voter && x.Store != "" && x.Store != f.Advertise:
+			f.Seeds = append(f.Seeds, x.Store)
 		}
 	}
 	return f

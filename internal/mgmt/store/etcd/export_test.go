@@ -110,3 +110,15 @@ func (m *Member) Trusts(der []byte) bool {
 	return m.server != nil && m.server.down() == "" &&
 		m.cas == string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
+
+// Asked returns which addresses a member with a roster requests reports from in some rounds of at most n.
+func Asked(own string, seeds []string, r Roster, n, rounds int) (list [][]string) {
+	m := &Member{c: MemberConfig{Advertise: own, Seeds: seeds}, known: known{Roster: r}}
+	for range rounds {
+		list = append(list, m.addresses(n))
+	}
+	return list
+}
+
+// MaxAsked is maxAsked.
+const MaxAsked = maxAsked

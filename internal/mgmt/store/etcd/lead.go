@@ -235,13 +235,14 @@ func (m *Member) believe(c *tls.ConnectionState, r *Report) error {
 	return nil
 }
 
-// maxAsked bounds how many members are asked at once: voters are among the first that joined.
+// maxAsked bounds how many members are asked at once, again and again: those with a replica are among them, and the
+// others have their turn.
 const maxAsked = 64
 
-// askAll returns the reports of the members that have a replica and answer; mu is held, or nothing runs yet.
-func (m *Member) askAll(ctx context.Context, about uint64) (list []Report) {
-	addresses := m.addresses()
-	addresses = addresses[:min(len(addresses), maxAsked)]
+// askAll returns the reports of the members that have a replica and answer, of at most n, 0: of all; mu is held, or
+// nothing runs yet.
+func (m *Member) askAll(ctx context.Context, about uint64, n int) (list []Report) {
+	addresses := m.addresses(n)
 	reports := make([]*Report, len(addresses))
 	var all sync.WaitGroup
 	for i, a := range addresses {
@@ -260,10 +261,10 @@ func (m *Member) askAll(ctx context.Context, about uint64) (list []Report) {
 	return list
 }
 
-// resume finds out from the others whether this node's replica is one of the group.
-func (m *Member) resume(ctx context.Context) (voters.Verdict, string) {
+// resume finds out from at most n others, 0: from all, whether this node's replica is one of the group.
+func (m *Member) resume(ctx context.Context, n int) (voters.Verdict, string) {
 	var answers []voters.Answer
-	for _, r := range m.askAll(ctx, m.known.Replica) {
+	for _, r := range m.askAll(ctx, m.known.Replica, n) {
 		answers = append(answers, voters.Answer{From: r.Name, Group: r.Group, Removed: r.Removed})
 	}
 	return voters.Resume(m.known.Roster.Group, answers)

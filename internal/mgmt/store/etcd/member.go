@@ -128,6 +128,7 @@ type Member struct {
 	// subnet would have two managers.
 	split bool
 	asked mono.Time
+	turn  int       // which of the members without a known replica is asked next
 	cas   string    // what Files.CA was when the replica was started
 	lead  *lead     // while this replica leads
 	heard mono.Time // when a learner last reached the leader, or started
@@ -235,7 +236,7 @@ func (m *Member) begin(ctx context.Context) error {
 		m.known = known{}
 	}
 	if m.hasFiles() {
-		verdict, why := m.resume(ctx)
+		verdict, why := m.resume(ctx, 0)
 		switch verdict {
 		case voters.Conflict:
 			return conflict(why)
@@ -451,7 +452,7 @@ func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
 		return
 	}
 	m.asked = now
-	switch verdict, why := m.resume(ctx); verdict {
+	switch verdict, why := m.resume(ctx, maxAsked); verdict {
 	case voters.Conflict:
 		m.separate(why)
 		return
@@ -492,7 +493,7 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	removed := m.server.down() == removedWhy && m.server.leftGroup()
 	if !removed && now.Sub(m.asked) >= askEvery && m.c.Advertise != "" {
 		m.asked = now
-		switch verdict, why := m.resume(ctx); verdict {
+		switch verdict, why := m.resume(ctx, maxAsked); verdict {
 		case voters.SetAside:
 			m.retire(why)
 			return
@@ -582,7 +583,7 @@ func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 	if m.attending.Load() {
 		return
 	}
-	if r := newest(m.askAll(ctx, 0)); r != nil && r.Group.Generation >= m.known.Roster.Group.Generation {
+	if r := newest(m.askAll(ctx, 0, maxAsked)); r != nil && r.Group.Generation >= m.known.Roster.Group.Generation {
 		m.learn(Roster{Group: r.Group, Replicas: r.Replicas, Addresses: m.known.Roster.Addresses})
 	}
 }
@@ -724,19 +725,34 @@ func (m *Member) Close() error {
 	return nil
 }
 
-// addresses are those of all known members but this one.
-func (m *Member) addresses() (list []string) {
-	set := map[string]bool{}
-	for _, a := range m.c.Seeds {
-		set[a] = true
-	}
-	for _, a := range m.known.Roster.Addresses {
-		set[a] = true
+// addresses are at most n of the members that may have a replica, but this one; 0: all. Those that have one come first;
+// the others are a different part of them each time.
+func (m *Member) addresses(n int) []string {
+	taken := map[string]bool{m.c.Advertise: true, "": true}
+	var first, rest []string
+	add := func(list *[]string, a string) {
+		if !taken[a] {
+			taken[a] = true
+			*list = append(*list, a)
+		}
 	}
 	for _, r := range m.known.Roster.Replicas {
-		set[host(r.URL)] = true
+		add(&first, host(r.URL))
 	}
-	delete(set, m.c.Advertise)
-	delete(set, "")
-	return slices.Sorted(maps.Keys(set))
+	for _, a := range m.c.Seeds {
+		add(&rest, a)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.known.Roster.Addresses)) {
+		add(&rest, m.known.Roster.Addresses[name])
+	}
+	if n == 0 || len(first)+len(rest) <= n {
+		return append(first, rest...)
+	}
+	first = first[:min(len(first), n)]
+	m.turn %= len(rest)
+	for range n - len(first) {
+		first = append(first, rest[m.turn])
+		m.turn = (m.turn + 1) % len(rest)
+	}
+	return first
 }

@@ -5,8 +5,11 @@ package etcd_test
 import (
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -129,4 +132,42 @@ func TestAbleByRecords(t *testing.T) {
 	f.holds("a:voter leaf:client")
 	f.open("b", "a") // of the able it is the second
 	f.roles("a:voter b:learner leaf:client")
+}
+
+// TestAsked: in a large fabric the members with a replica are asked in each round, and every other in turn.
+func TestAsked(t *testing.T) {
+	r := etcd.Roster{Addresses: map[string]string{}}
+	var seeds []string
+	all := map[string]bool{}
+	for i := range 1000 {
+		a := fmt.Sprintf("10.0.%d.%d:1", i/200, i%200)
+		r.Addresses[fmt.Sprint("h", i)] = a
+		all[a] = true
+		if i%3 == 0 {
+			seeds = append(seeds, a)
+		}
+	}
+	const own = "10.0.0.7:1"
+	delete(all, own)
+	voters := []string{"[fd00::1]:1", "99.0.0.1:1", "10.0.4.199:1"}
+	for _, a := range voters {
+		r.Replicas = append(r.Replicas, etcd.Replica{URL: "https://" + a})
+		all[a] = true
+	}
+	r.Replicas = append(r.Replicas, etcd.Replica{URL: "https://" + own}, etcd.Replica{})
+	asked := map[string]bool{}
+	for _, round := range etcd.Asked(own, seeds, r, etcd.MaxAsked, 17) {
+		if len(round) != etcd.MaxAsked || !slices.Equal(round[:3], voters) {
+			t.Fatalf("a round of %d begins with %v", len(round), round[:3])
+		}
+		for _, a := range round {
+			asked[a] = true
+		}
+	}
+	if !maps.Equal(asked, all) {
+		t.Errorf("%d of %d are asked", len(asked), len(all))
+	}
+	if once := etcd.Asked(own, seeds, r, 0, 1)[0]; len(once) != len(all) || !slices.Equal(once[:3], voters) {
+		t.Errorf("at the start %d of %d are asked", len(once), len(all))
+	}
 }

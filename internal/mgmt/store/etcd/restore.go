@@ -135,7 +135,7 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 		}
 	}
 	generation := max(m.known.Roster.Group.Generation, b.Group.Generation)
-	for _, r := range m.askAll(ctx, 0) {
+	for _, r := range m.askAll(ctx, 0, 0) {
 		generation = max(generation, r.Group.Generation)
 	}
 	generation++
