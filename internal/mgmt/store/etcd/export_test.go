@@ -122,3 +122,6 @@ func Asked(own string, seeds []string, r Roster, n, rounds int) (list [][]string
 
 // MaxAsked is maxAsked.
 const MaxAsked = maxAsked
+
+// WithInterrupt has each restore end with an error between the old files and the new ones.
+func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end; return c }

@@ -4,6 +4,7 @@ package etcd_test
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -140,5 +141,47 @@ func TestTwoStores(t *testing.T) {
 	f.put("a", "k", "4")
 	if p := a.Part(); p.Why != "" || p.Role != etcd.RoleVoter {
 		t.Errorf("%+v", p)
+	}
+}
+
+// TestRestoreInterrupted: the node ends when the store before is out of use and the restored one is not in yet. Its next
+// start completes the restore. What a restore left that was not complete counts for nothing.
+func TestRestoreInterrupted(t *testing.T) {
+	a := newFabric(t)
+	a.open("a")
+	a.kill("a")
+	end := errors.New("the end of the node")
+	c := a.configs["a"]
+	a.configs["a"] = c.WithInterrupt(end)
+	m := a.open("a")
+	a.put("a", "k", "backed up")
+	b, err := m.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.put("a", "k", "later")
+	if err := m.Restore(t.Context(), b, true); !errors.Is(err, end) {
+		t.Fatal(err)
+	}
+	a.kill("a")
+	a.configs["a"] = c
+	m = a.open("a")
+	a.roles("a:voter")
+	a.expect("a", "k", "backed up")
+	if g := m.Part().Group.Generation; g != 2 {
+		t.Errorf("generation %d", g)
+	}
+	a.put("a", "k", "again")
+	a.kill("a")
+
+	// A restore that is half done is no store, with another beside it or without.
+	half := filepath.Join(a.configs["a"].Dir, "restore", "etcd", "member")
+	if err := os.MkdirAll(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a.open("a")
+	a.expect("a", "k", "again")
+	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,8 @@ type MemberConfig struct {
 	Every     time.Duration // between looks at the group; 1 s
 	Now       func() mono.Time
 	Log       *slog.Logger
+	// interrupt ends a restore between the old files and the new ones, as the end of the node there.
+	interrupt error
 }
 
 // Security authenticates the members to each other. Without it every connection may read and write the store:
@@ -229,6 +232,17 @@ func (m *Member) begin(ctx context.Context) error {
 			Fix: "weft up --dir names a place that can be written"}
 	}
 	m.known = m.recall()
+	restored := m.restored()
+	if restored {
+		m.c.Log.Warn("the end of the node interrupted a restore: it is completed")
+		if err := m.adopt(); err != nil {
+			return &store.Error{Kind: store.ErrUnavailable, What: "cannot complete the restore of the store",
+				Why: err.Error(), Fix: "free space on its disk and start again", Err: err}
+		}
+		m.known.Roster.Group = voters.Identity{} // as the files have it
+	} else if err := os.RemoveAll(filepath.Join(m.c.Dir, restoreDir)); err != nil {
+		m.c.Log.Warn("a restore that was interrupted is still there", "err", err)
+	}
 	if m.hasFiles() && m.c.Joins && m.foreign() {
 		if err := m.setAside("it is from before this host joined the fabric"); err != nil {
 			return err
@@ -248,6 +262,12 @@ func (m *Member) begin(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if restored {
+		if err := m.startRestored(ctx); err != nil {
+			return err
+		}
+		return m.pick()
+	}
 	if m.hasFiles() || !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
 		if err := m.startReplica(ctx, nil); err != nil {
 			return err

@@ -139,12 +139,15 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 		generation = max(generation, r.Group.Generation)
 	}
 	generation++
-	fresh := filepath.Join(m.c.Dir, "restore")
+	fresh := filepath.Join(m.c.Dir, restoreDir)
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := m.build(ctx, fresh, b, generation); err != nil {
 		return err
+	}
+	if err := keep(filepath.Join(fresh, completeFile), nil); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	m.reunite()
 	m.use(nil)
@@ -157,17 +160,52 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 		return err
 	}
 	m.why = ""
-	if err := os.Rename(filepath.Join(fresh, "etcd"), filepath.Join(m.c.Dir, "etcd")); err != nil {
+	if m.c.interrupt != nil {
+		return m.c.interrupt
+	}
+	if err := m.adopt(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	_ = os.RemoveAll(fresh) // a lock file
+	if err := m.startRestored(ctx); err != nil {
+		return err
+	}
+	m.c.Log.Warn("the store was restored", "generation", generation, "entries", len(b.Entries))
+	return m.pick()
+}
+
+// restoreDir has a restore that is under way in it, and completeFile once nothing is missing from that.
+const (
+	restoreDir   = "restore"
+	completeFile = "complete"
+)
+
+// restored reports whether a restore was complete at the end of the node, and had set the files before it aside: the
+// node has no other store then. What another restore left counts for nothing.
+func (m *Member) restored() bool {
+	_, err := os.Stat(filepath.Join(m.c.Dir, restoreDir, completeFile))
+	return err == nil && !m.hasFiles()
+}
+
+// adopt makes the files of a complete restore those of the replica.
+func (m *Member) adopt() error {
+	fresh := filepath.Join(m.c.Dir, restoreDir)
+	if err := os.Rename(filepath.Join(fresh, "etcd"), filepath.Join(m.c.Dir, "etcd")); err != nil {
+		return err
+	}
+	if err := flush(m.c.Dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(fresh)
+}
+
+// startRestored starts the only replica of a group; mu is held.
+func (m *Member) startRestored(ctx context.Context) error {
 	if err := m.startReplica(ctx, nil); err != nil {
 		return err
 	}
 	m.known.Roster.Replicas = m.server.Replicas()
 	m.remember()
-	m.c.Log.Warn("the store was restored", "generation", generation, "entries", len(b.Entries))
-	return m.pick()
+	return nil
 }
 
 // build makes the files of a new group with the content of a backup. Its first change is the generation, then the
