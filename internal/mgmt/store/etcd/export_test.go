@@ -125,3 +125,6 @@ const MaxAsked = maxAsked
 
 // WithInterrupt has each restore end with an error between the old files and the new ones.
 func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end; return c }
+
+// Busy has the member wait as for another one over the network, until the function that it returns is called.
+func (m *Member) Busy() (end func()) { m.mu.Lock(); return m.mu.Unlock }

@@ -122,7 +122,11 @@ type Member struct {
 
 	attending atomic.Bool // this member is in the list of members that are present
 
+	// view is for those that cannot wait for mu, which is held over calls of the network.
+	view atomic.Pointer[view]
+
 	mu     sync.Mutex // held while the replica is started, ended or replaced
+	closed bool       // nothing is started any more
 	server *Server    // nil: this node is a client
 	known  known
 	remote []string // endpoints of the client over the network; nil while the one in this process is used
@@ -135,6 +139,28 @@ type Member struct {
 	cas   string    // what Files.CA was when the replica was started
 	lead  *lead     // while this replica leads
 	heard mono.Time // when a learner last reached the leader, or started
+}
+
+// view is the state of a member at one time. It is immutable, but for the server, which has its own lock.
+type view struct {
+	server    *Server
+	group     voters.Identity
+	replicas  []Replica
+	why       string
+	advertise string
+	heard     mono.Time
+}
+
+// publish makes the state that there is now the one that is seen without mu, which is held.
+func (m *Member) publish() {
+	m.view.Store(&view{server: m.server, group: m.known.Roster.Group, replicas: m.known.Roster.Replicas, why: m.why,
+		advertise: m.c.Advertise, heard: m.heard})
+}
+
+// unlock publishes, and gives mu back.
+func (m *Member) unlock() {
+	m.publish()
+	m.mu.Unlock()
 }
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
@@ -155,6 +181,7 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	m := &Member{relay: newRelay(), c: c}
+	m.publish()
 	m.poller = m.newPoller()
 	if err := m.begin(ctx); err != nil {
 		m.relay.Close()
@@ -190,8 +217,10 @@ type Group struct {
 // end with store.ErrUnavailable, leases are lost, watches go on. On an error the store is alone as before.
 func (m *Member) Found(ctx context.Context, g Group) error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	switch {
+	case m.closed:
+		return store.Closed()
 	case m.c.Advertise != "" || len(m.c.Seeds) > 0:
 		return &store.Error{Kind: store.ErrInvalid, What: "cannot share the store", Why: "it is shared already",
 			Fix: "weft store status"}
@@ -216,13 +245,20 @@ func (m *Member) reopen(ctx context.Context) error {
 	m.use(nil)
 	m.remote = nil
 	if m.server != nil {
-		m.server.Close()
-		m.server = nil
+		m.end()
 	}
 	if err := m.startReplica(ctx, nil); err != nil {
 		return err
 	}
 	return m.pick()
+}
+
+// end ends the replica, which there is; mu is held.
+func (m *Member) end() {
+	s := m.server
+	m.server = nil
+	m.publish() // it takes a while
+	s.Close()
 }
 
 // begin decides with what the node starts.
@@ -261,7 +297,7 @@ func (m *Member) begin(ctx context.Context) error {
 		}
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if restored {
 		if err := m.startRestored(ctx); err != nil {
 			return err
@@ -449,7 +485,7 @@ func (m *Member) loop(ctx context.Context) {
 // step is one look at the group.
 func (m *Member) step(ctx context.Context) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	now := m.c.Now()
 	m.move(ctx)
 	if m.server != nil {
@@ -567,8 +603,7 @@ func (m *Member) retire(why string) {
 	m.reunite()
 	m.use(nil)
 	m.remote, m.lead = nil, nil
-	m.server.Close()
-	m.server = nil
+	m.end()
 	if err := m.setAside(why); err != nil {
 		m.c.Log.Error("the files of the replica are still there", "err", err)
 	}
@@ -651,7 +686,7 @@ func (m *Member) follow(ctx context.Context) {
 			}
 			m.mu.Lock()
 			m.learn(r)
-			m.mu.Unlock()
+			m.unlock()
 		}
 	}
 }
@@ -661,13 +696,11 @@ func (m *Member) announce(ctx context.Context) {
 	var l store.Lease
 	var value string
 	for ctx.Err() == nil {
-		m.mu.Lock()
-		p := presence{}
-		if m.server != nil && m.server.down() == "" {
-			p.Replica = m.server.ID()
+		v := m.view.Load()
+		p, at := presence{}, v.advertise
+		if s := v.server; s != nil && s.down() == "" {
+			p.Replica = s.ID()
 		}
-		at := m.c.Advertise
-		m.mu.Unlock()
 		var lost <-chan struct{}
 		if l != nil {
 			lost = l.Lost()
@@ -734,12 +767,15 @@ func (m *Member) attend(ctx context.Context, l store.Lease, at string, value []b
 // Close ends the use of the store. A replica keeps its files.
 func (m *Member) Close() error {
 	m.stop()
+	m.mu.Lock()
+	m.closed = true // no other goroutine of work begins
+	m.mu.Unlock()
 	m.work.Wait()
 	m.relay.Close()
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if m.server != nil {
-		m.server.Close()
+		m.end()
 	}
 	m.poller.CloseIdleConnections()
 	return nil

@@ -234,6 +234,63 @@ func TestFound(t *testing.T) {
 	}
 }
 
+// TestPartWhileBusy: the state is there without a wait for others, also of the copy.
+func TestPartWhileBusy(t *testing.T) {
+	f := newFabric(t)
+	m := f.open("a")
+	f.put("a", "k", "1")
+	f.roles("a:voter")
+	end := m.Busy()
+	defer func() { end() }()
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		if p := m.Part(); p.Role != etcd.RoleVoter || p.Group.Generation != 1 || m.Alone() {
+			err = fmt.Errorf("%+v", p)
+		}
+		_, copied := m.Copy(t.Context(), "")
+		done <- errors.Join(err, copied)
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
+		end()
+		end = func() {}
+		<-done
+	}
+}
+
+// TestNothingAfterClose: a member that was closed opens nothing again.
+func TestNothingAfterClose(t *testing.T) {
+	at := freePort(t)
+	m, err := etcd.OpenMember(t.Context(), etcd.MemberConfig{Dir: quick(t), Name: "weft",
+		Now: func() mono.Time { return mono.Time(time.Hour) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := m.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, m.Found(t.Context(), etcd.Group{Name: "a", Listen: at, Advertise: at}), store.ErrUnavailable, "closed")
+	want(t, m.Restore(t.Context(), b, true), store.ErrUnavailable, "closed")
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if p := m.Part(); p.Role != etcd.RoleClient {
+		t.Errorf("%+v", p)
+	}
+}
+
 // TestSurvivor kills the voter of two members.
 func TestSurvivor(t *testing.T) {
 	f := newFabric(t)

@@ -32,18 +32,17 @@ type MemberStatus struct {
 
 // Part describes the part of this member in the store, without waiting.
 func (m *Member) Part() MemberStatus {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	st := MemberStatus{Group: m.known.Roster.Group, Replicas: m.known.Roster.Replicas, Why: m.why}
+	v := m.view.Load()
+	st := MemberStatus{Group: v.group, Replicas: v.replicas, Why: v.why}
 	leader := uint64(0)
-	if s := m.server; s != nil && s.down() == "" {
+	if s := v.server; s != nil && s.down() == "" {
 		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), uint64(s.etcd.Leader())
 		if s.Votes() {
 			st.Role = RoleVoter
 		}
 		// A store without a group has no majority to lose: it works, or Status reports why not.
-		st.Alone = m.c.Advertise != "" &&
-			(leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(m.heard) >= alonePatience)
+		st.Alone = v.advertise != "" &&
+			(leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(v.heard) >= alonePatience)
 	}
 	for _, r := range st.Replicas {
 		if !r.Learner {
@@ -64,13 +63,12 @@ func (m *Member) Alone() bool { return m.Part().Alone }
 
 // replica returns the server of this node, or why there is none.
 func (m *Member) replica(what string) (*Server, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.server == nil {
+	s := m.view.Load().server
+	if s == nil {
 		return nil, &store.Error{Kind: store.ErrUnavailable, What: what, Why: "this node has no copy of the store",
 			Fix: "weft store status lists the nodes that have one"}
 	}
-	return m.server, nil
+	return s, nil
 }
 
 // Copy lists what this node's own copy has below tree, also while the group has no majority.
@@ -118,7 +116,10 @@ func (m *Member) Defrag() (before, after int64, err error) {
 func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	const what = "cannot restore the store"
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
+	if m.closed {
+		return store.Closed()
+	}
 	if !force && m.healthy(ctx) {
 		return &store.Error{Kind: store.ErrInvalid, What: what,
 			Why: "the store has its majority, and what was changed since would be lost",
@@ -153,8 +154,7 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	m.use(nil)
 	m.remote, m.lead = nil, nil
 	if m.server != nil {
-		m.server.Close()
-		m.server = nil
+		m.end()
 	}
 	if err := m.setAside("the store was restored on this node"); err != nil {
 		return err
