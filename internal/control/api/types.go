@@ -293,6 +293,7 @@ const (
 	ScopeVESW    = "vesw"  // by interface, and by device
 	ScopeCM      = "cm"    // the communication manager
 	ScopeJoin    = "join"  // the join protocol
+	ScopeStore   = "store" // the listener of the store
 )
 
 // Counter is one named count since its scope's start.

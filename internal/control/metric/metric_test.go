@@ -56,7 +56,7 @@ func TestLookup(t *testing.T) {
 }
 
 func TestScopes(t *testing.T) {
-	want := "node session qp lane link trunk port agent join sm sa em mcast cm ipoib vesw vm"
+	want := "node session qp lane link trunk port agent join store sm sa em mcast cm ipoib vesw vm"
 	if got := strings.Join(Scopes(), " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

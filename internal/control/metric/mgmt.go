@@ -36,6 +36,12 @@ var managementGroups = []Group{
 			{"refused_renewals", Count, "requests", "for a certificate that were refused"},
 			{"refused_malformed", Count, "requests", "of another form"},
 		}},
+	{Scope: api.ScopeStore, Title: "the listener of the store of a member",
+		Metrics: []Metric{
+			{"connections", Count, "connections", "accepted"},
+			{"refused_conns", Count, "connections", "closed: too many handshakes of one source were under way"},
+			{"handshakes", Count, "connections", "without a TLS handshake of a member in time"},
+		}},
 	{Scope: api.ScopeSM, Title: "the subnet manager",
 		Metrics: []Metric{
 			{"sent", Count, "requests", "sent"},

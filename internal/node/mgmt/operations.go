@@ -46,13 +46,16 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.VESWs.deletePort))
 }
 
-// Counters adds the counters of the manager and its administration.
+// Counters adds the counters of the store's listener, the manager and its administration.
 func (n *Network) Counters(add func(scope, instance, name string, v uint64)) {
-	if n.manager == nil {
-		return
-	}
 	each := func(scope string, c any) {
 		counters.Each("", c, func(name string, v uint64) { add(scope, "", name, v) })
+	}
+	if n.storeMember != nil {
+		each(api.ScopeStore, n.storeMember.Arrivals())
+	}
+	if n.manager == nil {
+		return
 	}
 	n.sub.Do(func() {
 		s := n.manager.Status()

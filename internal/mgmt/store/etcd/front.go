@@ -7,18 +7,29 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
 )
 
 // Bounds of the listener. A connection that does not finish its handshake in time is closed; while maxHandshakes are
-// under way, the next connection waits in the kernel's queue.
+// under way, the next connection waits in the kernel's queue. A source, an IPv4 address or an IPv6 /64, has at most
+// maxSource of them: what it opens beyond is closed at once, so that it alone cannot keep others waiting.
 const (
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 64
+	maxSource        = maxHandshakes / 4
 )
+
+// ListenerCounters count what arrives at the listener of a store.
+type ListenerCounters struct {
+	Connections  atomic.Uint64 // accepted
+	RefusedConns atomic.Uint64 // closed: too many handshakes of their source were under way
+	Handshakes   atomic.Uint64 // that failed: no certificate of a member, or no answer in time
+}
 
 // h2 is the name of HTTP/2 in ALPN (RFC 7301), and preface how a connection of it begins without TLS (RFC 9113, 3.4).
 const (
@@ -31,15 +42,20 @@ const (
 type front struct {
 	l        net.Listener
 	tls      *tls.Config // nil: none
+	count    *ListenerCounters
 	rpc, web *half
 	slots    chan struct{}
 	work     sync.WaitGroup
 	stop     context.CancelFunc
 	ctx      context.Context
+
+	mu      sync.Mutex
+	sources map[netip.Prefix]int // handshakes that are under way
 }
 
-func newFront(l net.Listener, c *tls.Config) *front {
-	f := &front{l: l, slots: make(chan struct{}, maxHandshakes)}
+// newFront makes a front that counts in n.
+func newFront(l net.Listener, c *tls.Config, n *ListenerCounters) *front {
+	f := &front{l: l, count: n, slots: make(chan struct{}, maxHandshakes), sources: map[netip.Prefix]int{}}
 	if c != nil {
 		f.tls = c.Clone()
 		f.tls.NextProtos = []string{h2, "http/1.1"}
@@ -76,10 +92,53 @@ func (f *front) serve() error {
 				return net.ErrClosed
 			}
 		}
+		f.count.Connections.Add(1)
+		from := sourceOf(c.RemoteAddr())
+		if !f.enter(from) {
+			f.count.RefusedConns.Add(1)
+			_ = c.Close()
+			<-f.slots
+			continue
+		}
 		f.work.Go(func() {
-			defer func() { <-f.slots }()
+			defer func() { f.leave(from); <-f.slots }()
 			f.sort(c)
 		})
+	}
+}
+
+// sourceOf is the source of a connection: an IPv4 address or an IPv6 /64; the zero Prefix of another address.
+func sourceOf(a net.Addr) netip.Prefix {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := t.AddrPort().Addr().Unmap().WithZone("")
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.Prefix(bits) // bits are in range
+	return p
+}
+
+// enter begins a handshake of a source, and reports whether there is room for it.
+func (f *front) enter(from netip.Prefix) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sources[from] >= maxSource {
+		return false
+	}
+	f.sources[from]++
+	return true
+}
+
+// leave ends what enter began.
+func (f *front) leave(from netip.Prefix) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sources[from]--; f.sources[from] == 0 {
+		delete(f.sources, from)
 	}
 }
 
@@ -91,6 +150,7 @@ func (f *front) sort(c net.Conn) {
 	if f.tls != nil {
 		t := tls.Server(c, f.tls)
 		if t.HandshakeContext(ctx) != nil {
+			f.count.Handshakes.Add(1)
 			_ = c.Close() // the other end has the alert
 			return
 		}
@@ -103,6 +163,7 @@ func (f *front) sort(c net.Conn) {
 		p := &peeked{Conn: c, r: bufio.NewReaderSize(c, 64)}
 		b, err := p.r.Peek(len(preface))
 		if err != nil {
+			f.count.Handshakes.Add(1)
 			_ = c.Close() // it ended, or was silent
 			return
 		}

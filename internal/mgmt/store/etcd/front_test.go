@@ -4,8 +4,10 @@ package etcd
 
 import (
 	"net"
+	"net/netip"
 	"sync"
 	"testing"
+	"time"
 )
 
 // TestFrontCloses ends a listener while connections arrive: close returns when nothing is left of serve.
@@ -15,7 +17,7 @@ func TestFrontCloses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := newFront(l, nil)
+		f := newFront(l, nil, &ListenerCounters{})
 		var work sync.WaitGroup
 		work.Go(func() { f.serve() })
 		for range 8 {
@@ -34,5 +36,61 @@ func TestFrontCloses(t *testing.T) {
 			t.Fatalf("%d handshakes go on", n)
 		}
 		work.Wait()
+	}
+}
+
+// TestFrontSource: one source that opens connections and is silent is bounded, and others are served meanwhile.
+func TestFrontSource(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &ListenerCounters{}
+	f := newFront(l, nil, n)
+	var work sync.WaitGroup
+	work.Go(func() { f.serve() })
+	defer work.Wait()
+	defer f.close()
+	from := func(ip string) net.Conn {
+		t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	const flood = maxHandshakes + 10
+	for range flood {
+		from("127.0.0.2")
+	}
+	served := make(chan struct{})
+	work.Go(func() {
+		if c, err := f.rpc.Accept(); err == nil {
+			c.Close()
+		}
+		close(served)
+	})
+	if _, err := from("127.0.0.3").Write([]byte(preface)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-served:
+	case <-time.After(handshakeTimeout / 2):
+		t.Error("another source waits for the silent one")
+	}
+	if c, r := n.Connections.Load(), n.RefusedConns.Load(); c != flood+1 || r != flood-maxSource {
+		t.Errorf("%d connections, %d of them refused, want %d and %d", c, r, flood+1, flood-maxSource)
+	}
+}
+
+func TestSourceOf(t *testing.T) {
+	for a, want := range map[string]string{"10.0.0.1:7": "10.0.0.1/32", "[fd00::1:2:3:4]:7": "fd00::/64",
+		"[::ffff:10.0.0.1]:7": "10.0.0.1/32", "[fe80::1%eth0]:7": "fe80::/64"} {
+		addr := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(a))
+		if got := sourceOf(addr).String(); got != want {
+			t.Errorf("%s is of %s, want %s", a, got, want)
+		}
 	}
 }

@@ -120,6 +120,7 @@ type Member struct {
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 
+	arrivals  ListenerCounters
 	attending atomic.Bool // this member is in the list of members that are present
 
 	// view is for those that cannot wait for mu, which is held over calls of the network.
@@ -369,7 +370,8 @@ func (m *Member) outdated() bool {
 }
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
-	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join}
+	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join,
+		counters: &m.arrivals}
 	c.Listen = m.c.ListenURL
 	if m.c.Listen != "" {
 		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise
@@ -763,6 +765,9 @@ func (m *Member) attend(ctx context.Context, l store.Lease, at string, value []b
 	}
 	return l, nil
 }
+
+// Arrivals counts the connections of others to this node's replicas.
+func (m *Member) Arrivals() *ListenerCounters { return &m.arrivals }
 
 // Close ends the use of the store. A replica keeps its files.
 func (m *Member) Close() error {

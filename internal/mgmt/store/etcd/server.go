@@ -65,9 +65,10 @@ type ServerConfig struct {
 	// Join is the group to join where Dir has no files; nil makes a new group.
 	Join []Replica
 
-	maxSize       int64  // MaxSize, except in tests
-	snapshotCount uint64 // changes between snapshots of the log; 1000
-	authToken     string // kind of etcd's tokens of users, in tests
+	counters      *ListenerCounters // of Listen; nil: of this server alone
+	maxSize       int64             // MaxSize, except in tests
+	snapshotCount uint64            // changes between snapshots of the log; 1000
+	authToken     string            // kind of etcd's tokens of users, in tests
 }
 
 // PeerFiles are the paths of PEM files: the certificate of the member, its key, the CA. etcd reads certificate and key
@@ -356,7 +357,7 @@ func serverName(f PeerFiles) string {
 // serve answers other nodes.
 func (s *Server) serve(run context.Context) {
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
-	s.front = newFront(s.listener, s.c.TLS)
+	s.front = newFront(s.listener, s.c.TLS, cmp.Or(s.c.counters, &ListenerCounters{}))
 	g := &gate{etcd: s.etcd, namespace: namespace, admit: s.c.Admit}
 	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
