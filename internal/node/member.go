@@ -173,6 +173,9 @@ func (n *Node) storeSecurity() *etcd.Security {
 		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
 		Settled: n.settled,
 		Able:    n.mayHoldStore,
+		Retain: func(next, own *etcd.Backup) error {
+			return retain(next, own, n.member.Roster(), time.Now())
+		},
 		Admit: func(c *x509.Certificate) (etcd.Caller, error) {
 			claims, err := self.Verify(time.Now(), []*x509.Certificate{c})
 			if err != nil {

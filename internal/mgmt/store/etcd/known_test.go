@@ -185,3 +185,37 @@ func TestRestoreInterrupted(t *testing.T) {
 		t.Errorf("it is still there: %v", err)
 	}
 }
+
+// TestRetain: what a restore is to keep is decided before anything is touched, with the node's own copy at hand.
+func TestRetain(t *testing.T) {
+	f := newFabric(t)
+	ca := newAuthority(t)
+	refusal := errors.New("of another fabric")
+	f.security = func(name string) *etcd.Security {
+		s := ca.security(t, name)
+		s.Retain = func(next, own *etcd.Backup) error {
+			if len(next.Entries) == 0 {
+				return refusal
+			}
+			for _, e := range own.Entries {
+				if e.Key == "revoked" {
+					next.Entries = append(next.Entries, e)
+				}
+			}
+			return nil
+		}
+		return s
+	}
+	m := f.open("a")
+	f.put("a", "revoked", "since")
+	if err := m.Restore(t.Context(), &etcd.Backup{}, true); !errors.Is(err, refusal) {
+		t.Errorf("%v", err)
+	}
+	f.expect("a", "revoked", "since")
+	b := &etcd.Backup{Entries: []etcd.BackupEntry{{Key: "k", Value: []byte("backed up")}}}
+	if err := m.Restore(t.Context(), b, true); err != nil || len(b.Entries) != 1 {
+		t.Fatalf("%v, %d entries", err, len(b.Entries))
+	}
+	f.expect("a", "k", "backed up")
+	f.expect("a", "revoked", "since")
+}

@@ -72,6 +72,9 @@ type Security struct {
 	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
 	// not decide that alone; nil: each may.
 	Able func(member string) bool
+	// Retain changes the content of a restore before it is used, so that what was revoked since a backup stays revoked;
+	// own is what this node's copy has, nil where it has none. An error refuses the restore; nil: nothing is changed.
+	Retain func(next, own *Backup) error
 	// Settled reports whether every replica, by the name of its member, is of a member of the fabric, and all members
 	// have certificates of CAs in Files. A replica that runs with other CAs than those is started again then, since it
 	// reads them at its start; nil: they always have.

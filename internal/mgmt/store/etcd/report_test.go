@@ -6,6 +6,8 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -27,12 +29,9 @@ func reporter(t *testing.T, cert *tls.Certificate, r etcd.Report) (address strin
 		asked.Add(1)
 		_ = json.NewEncoder(w).Encode(r)
 	}))
-	if cert == nil {
-		s.Start()
-	} else {
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS13}
-		s.StartTLS()
-	}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS13}
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // it serves no gRPC
+	s.StartTLS()
 	t.Cleanup(s.Close)
 	_, address, _ = strings.Cut(s.URL, "://")
 	return address, asked

@@ -125,15 +125,28 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 			Why: "the store has its majority, and what was changed since would be lost",
 			Fix: "nothing is to be done; to go back to a backup: weft store restore --force FILE"}
 	}
+	var own *Backup
+	if m.server != nil {
+		var err error
+		if own, err = m.server.Backup(ctx); err != nil && b == nil {
+			return err
+		}
+	}
 	if b == nil {
-		if m.server == nil {
+		if own == nil {
 			return &store.Error{Kind: store.ErrInvalid, What: what, Why: "this node has no copy of the store",
 				Fix: "weft store restore FILE with a backup, or weft store restore on a node that has a copy"}
 		}
-		var err error
-		if b, err = m.server.Backup(ctx); err != nil {
+		c := *own
+		b = &c
+	}
+	if s := m.c.Security; s != nil && s.Retain != nil {
+		c := *b
+		c.Entries = slices.Clone(b.Entries)
+		if err := s.Retain(&c, own); err != nil {
 			return err
 		}
+		b = &c
 	}
 	generation := max(m.known.Roster.Group.Generation, b.Group.Generation)
 	for _, r := range m.askAll(ctx, 0, 0) {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+	"weft/internal/proto/problem"
+)
+
+// retain changes the content of a restore so that what the fabric revoked since stays revoked, by the roster of this
+// node: members that were removed, CAs that were replaced, M_Keys that removed members had. own is what this node's copy
+// has, nil where it has none. A backup of another fabric, or of a host that was alone, is refused.
+func retain(next, own *etcd.Backup, r *member.Roster, now time.Time) error {
+	const what, fix = "cannot restore the store", "weft store restore FILE, with a backup of this fabric"
+	c := content{}
+	for _, e := range next.Entries {
+		c[e.Key] = e.Value
+	}
+	fabric, err := member.Decode[member.Fabric](c[member.KeyFabric])
+	switch {
+	case c[member.KeyFabric] == nil:
+		return problem.New(what, "the backup is from before the fabric was made: it has no members in it", fix)
+	case err != nil:
+		return problem.New(what, "the backup has no fabric that can be read: "+err.Error(), fix)
+	case fabric.ID != r.Fabric:
+		return problem.New(what, fmt.Sprintf("the backup is of fabric %s, this is fabric %s", fabric.ID, r.Fabric), fix)
+	}
+	had := content{}
+	if own != nil {
+		for _, e := range own.Entries {
+			had[e.Key] = e.Value
+		}
+	}
+	if err := c.keepRemoved(r, now); err != nil {
+		return err
+	}
+	if err := c.keepCAs(had, fabric, r); err != nil {
+		return err
+	}
+	if k := had[manager.KeyMKey]; k != nil { // it has the earlier keys in it
+		c[manager.KeyMKey] = k
+	}
+	next.Entries = next.Entries[:0]
+	for k, v := range c {
+		next.Entries = append(next.Entries, etcd.BackupEntry{Key: k, Value: v})
+	}
+	slices.SortFunc(next.Entries, func(a, b etcd.BackupEntry) int { return strings.Compare(a.Key, b.Key) })
+	return nil
+}
+
+// content is what a store has, by key.
+type content map[string][]byte
+
+func (c content) deleteBelow(tree string, which func(key string) bool) {
+	for k := range c {
+		if store.Below(tree, k) && which(k) {
+			delete(c, k)
+		}
+	}
+}
+
+// keepRemoved takes the members out again that were removed after the backup. The M_Key that they had is in force until
+// a voter replaces it, which the records have it do.
+func (c content) keepRemoved(r *member.Roster, now time.Time) error {
+	for i := range r.Removed {
+		g := r.Removed[i]
+		key := member.TreeGone + "/" + g.Key.String()
+		if now.After(g.Until) || c[key] != nil {
+			continue
+		}
+		g.MKey = true
+		b, err := member.Encode[member.Gone](g)
+		if err != nil {
+			return err
+		}
+		c[key] = b
+		c.deleteBelow(member.TreeToken, func(string) bool { return true }) // it may have seen them
+		guid := member.GUIDKey(g.GUID)
+		record := member.TreeRecord + "/" + guid
+		m, err := member.Decode[member.Record](c[record])
+		if c[record] == nil || err == nil && m.Key != g.Key {
+			continue
+		}
+		for _, tree := range []string{member.TreeRecord, member.TreeReport, member.TreeStoreMember,
+			member.TreeStorePresent} {
+			delete(c, tree+"/"+guid)
+		}
+		c.deleteBelow(member.TreeName, func(k string) bool { return string(c[k]) == guid })
+		c.deleteBelow(member.TreeSealed, func(k string) bool { return strings.HasSuffix(k, "/"+guid) })
+	}
+	return nil
+}
+
+// keepCAs has the CAs of the roster where they are later than those of the backup, with the keys that this node's copy
+// has. A voter that got the key of a CA has it in its record, as its removal needs it.
+func (c content) keepCAs(had content, f member.Fabric, r *member.Roster) error {
+	if len(r.CAs) == 0 || r.CAs[len(r.CAs)-1].Epoch < f.NextEpoch()-1 {
+		return nil // the backup is later
+	}
+	f.CAs = r.CAs
+	b, err := member.Encode[member.Fabric](f)
+	if err != nil {
+		return err
+	}
+	c[member.KeyFabric] = b
+	for k, v := range had {
+		epoch, guid, ok := strings.Cut(strings.TrimPrefix(k, member.TreeSealed+"/"), "/")
+		n, err := strconv.ParseUint(epoch, 10, 32)
+		record := member.TreeRecord + "/" + guid
+		if !store.Below(member.TreeSealed, k) || !ok || err != nil || c[record] == nil {
+			continue
+		}
+		m, err := member.Decode[member.Record](c[record])
+		if err != nil {
+			continue // it is in no roster either
+		}
+		c[k] = v
+		if !slices.Contains(m.Epochs, uint32(n)) {
+			m.Epochs = append(m.Epochs, uint32(n))
+			if c[record], err = json.Marshal(m); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store/etcd"
+)
+
+// encoded is a record as the store has it.
+func encoded[T any, R interface {
+	*T
+	member.Value
+}](t *testing.T, v T) []byte {
+	t.Helper()
+	b, err := member.Encode[T, R](v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestRetain: a backup is from before a removal that replaced the CA. What is restored has the removed member as one
+// that was removed, the CAs that there are now with their keys, and the newer M_Key.
+func TestRetain(t *testing.T) {
+	now := time.Now()
+	r, _ := trial(t, member.Voter|member.Administrator, member.Voter, member.Voter)
+	for i := range r.Members {
+		r.Members[i].Epochs = []uint32{1}
+	}
+	before := member.Fabric{ID: r.Fabric, Made: now, Policy: member.DefaultPolicy, CAs: r.CAs}
+	backup := func() *etcd.Backup {
+		b := &etcd.Backup{}
+		put := func(key string, v []byte) { b.Entries = append(b.Entries, etcd.BackupEntry{Key: key, Value: v}) }
+		put(member.KeyFabric, encoded(t, before))
+		put(manager.KeyMKey, []byte("old"))
+		put(member.TreeToken+"/abcdef", []byte("token"))
+		put("subnet/intent", []byte("intent"))
+		for _, m := range r.Members {
+			guid := member.GUIDKey(m.GUID)
+			put(member.TreeRecord+"/"+guid, encoded(t, m))
+			put(member.TreeName+"/"+m.Name, []byte(guid))
+			put(member.TreeReport+"/"+guid, []byte("report"))
+			put(member.TreeStoreMember+"/"+guid, []byte("store"))
+			put(member.TreeSealed+"/1/"+guid, []byte("sealed"))
+		}
+		return b
+	}
+
+	gone := r.Members[2]
+	second, err := member.NewAuthority(r.Fabric, 2, now, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := member.Freeze(before, []uint32{1}, second, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := *r
+	x.CAs, x.Members = after.CAs, r.Members[:2]
+	x.Removed = []member.Gone{{GUID: gone.GUID, Name: gone.Name, Key: gone.Key, At: now, Until: now.Add(time.Hour)}}
+	own := &etcd.Backup{Entries: []etcd.BackupEntry{{Key: manager.KeyMKey, Value: []byte("new")}}}
+	for _, m := range x.Members {
+		own.Entries = append(own.Entries, etcd.BackupEntry{Key: member.TreeSealed + "/2/" + member.GUIDKey(m.GUID),
+			Value: []byte("sealed 2")})
+	}
+	b := backup()
+	if err := retain(b, own, &x, now); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for i, e := range b.Entries {
+		got[e.Key] = string(e.Value)
+		if strings.Contains(e.Key, member.GUIDKey(gone.GUID)) || e.Key == member.TreeName+"/"+gone.Name ||
+			strings.HasPrefix(e.Key, member.TreeToken) {
+			t.Errorf("%s is there", e.Key)
+		}
+		if i > 0 && b.Entries[i-1].Key >= e.Key {
+			t.Errorf("%s follows %s", e.Key, b.Entries[i-1].Key)
+		}
+	}
+	if got[manager.KeyMKey] != "new" || got["subnet/intent"] != "intent" {
+		t.Errorf("%q", got)
+	}
+	g, err := member.Decode[member.Gone]([]byte(got[member.TreeGone+"/"+gone.Key.String()]))
+	if err != nil || !g.MKey || g.GUID != gone.GUID {
+		t.Errorf("%+v, %v", g, err)
+	}
+	f, err := member.Decode[member.Fabric]([]byte(got[member.KeyFabric]))
+	if err != nil || len(f.CAs) != 2 || f.CAs[0].State != member.CAFrozen || f.Signing().Epoch != 2 {
+		t.Errorf("%+v, %v", f.CAs, err)
+	}
+	for _, m := range x.Members {
+		guid := member.GUIDKey(m.GUID)
+		k, err := member.Decode[member.Record]([]byte(got[member.TreeRecord+"/"+guid]))
+		if err != nil || len(k.Epochs) != 2 || k.Epochs[1] != 2 || got[member.TreeSealed+"/2/"+guid] != "sealed 2" {
+			t.Errorf("%+v, %v", k.Epochs, err)
+		}
+	}
+
+	// Without a removal nothing changes but the M_Key, and a removal whose certificates have ended is no more.
+	b = backup()
+	n := len(b.Entries)
+	x.CAs = before.CAs
+	if err := retain(b, nil, &x, now.Add(2*time.Hour)); err != nil || len(b.Entries) != n {
+		t.Errorf("%d entries, want %d: %v", len(b.Entries), n, err)
+	}
+	// What is not of this fabric is refused.
+	y := x
+	y.Fabric = "fedcba9876543210"
+	if err := retain(backup(), nil, &y, now); err == nil || !strings.Contains(err.Error(), "of fabric "+x.Fabric) {
+		t.Errorf("%v", err)
+	}
+	b = backup()
+	b.Entries = b.Entries[1:]
+	if err := retain(b, nil, &x, now); err == nil || !strings.Contains(err.Error(), "before the fabric was made") {
+		t.Errorf("%v", err)
+	}
+}
