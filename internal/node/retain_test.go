@@ -103,7 +103,7 @@ func TestRetain(t *testing.T) {
 		}
 	}
 
-	// Without a removal nothing changes but the M_Key, and a removal whose certificates have ended is no more.
+	// Without a removal nothing changes but the M_Key, and a removal is over when the certificates have ended.
 	b = backup()
 	n := len(b.Entries)
 	x.CAs = before.CAs

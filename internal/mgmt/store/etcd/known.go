@@ -21,17 +21,42 @@ const knownFile = "group.json"
 
 // foreign reports whether the replica is of no store of the fabric: of a host that was alone, or in another fabric. A
 // replica of which nothing is known is not: its group decides.
-func (m *Member) foreign() bool {
-	k := &m.known
-	if m.c.Fabric == "" || k.Fabric == m.c.Fabric || k.Roster.Group.Generation == 0 {
+func (k *known) foreign(fabric string) bool {
+	if fabric == "" || k.Fabric == fabric || k.Roster.Group.Generation == 0 {
 		return false
 	}
 	return k.Fabric != "" || len(k.Roster.Addresses) == 0 // files of a group were not always marked
 }
 
-func (m *Member) hasFiles() bool {
-	_, err := os.Stat(filepath.Join(m.c.Dir, "etcd", "member"))
+// files is the directory of a node's replica.
+type files string
+
+func (f files) path(parts ...string) string {
+	return filepath.Join(append([]string{string(f)}, parts...)...)
+}
+
+// exist reports whether there are files of a replica.
+func (f files) exist() bool {
+	_, err := os.Stat(f.path("etcd", "member"))
 	return err == nil
+}
+
+// restored reports whether a restore was complete at the end of the node, and had set the files before it aside: the
+// node has no other store then. What another restore left counts for nothing.
+func (f files) restored() bool {
+	_, err := os.Stat(f.path(restoreDir, completeFile))
+	return err == nil && !f.exist()
+}
+
+// adopt makes the files of a complete restore those of the replica.
+func (f files) adopt() error {
+	if err := os.Rename(f.path(restoreDir, "etcd"), f.path("etcd")); err != nil {
+		return err
+	}
+	if err := flush(string(f)); err != nil {
+		return err
+	}
+	return os.RemoveAll(f.path(restoreDir))
 }
 
 // recall reads what the node kept. What cannot be read is as if it were not there: the files of the replica have its

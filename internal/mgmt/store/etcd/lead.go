@@ -136,7 +136,7 @@ func (l *lead) members(now mono.Time, records, present store.Listing, replicas [
 			continue
 		}
 		p, is := here[r.Name]
-		able := !r.Unable && l.m.mayHold(&r)
+		able := !r.Unable && l.m.c.Security.mayHold(&r)
 		// A member whose replica does not run is absent as far as the replica is concerned.
 		if id, has := runs[r.Name]; has && p.Replica != id {
 			is = false
@@ -155,10 +155,9 @@ func (l *lead) members(now mono.Time, records, present store.Listing, replicas [
 }
 
 // mayHold reports whether a member may have a replica: the fabric lets it, and it has an address.
-func (m *Member) mayHold(r *Record) bool {
-	_, err := types.NewURLs([]string{m.scheme() + r.Address})
-	return r.Address != "" && err == nil && (m.c.Security == nil || m.c.Security.Able == nil ||
-		m.c.Security.Able(r.Name))
+func (s *Security) mayHold(r *Record) bool {
+	_, err := types.NewURLs([]string{"https://" + r.Address})
+	return r.Address != "" && err == nil && (s == nil || s.Able == nil || s.Able(r.Name))
 }
 
 // write makes the roster in the store that of the group.
@@ -211,19 +210,19 @@ func (m *Member) ask(ctx context.Context, address string, about uint64) (r Repor
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReport)).Decode(&r); err != nil {
 		return r, err
 	}
-	return r, m.believe(resp.TLS, &r)
+	return r, m.c.Security.believe(resp.TLS, &r)
 }
 
 // believe returns why a report does not count: it does where the other end of its connection is a voter of the fabric
 // that reports about itself. Any other member could make this node end its replica, or use a store of its own.
-func (m *Member) believe(c *tls.ConnectionState, r *Report) error {
-	if m.c.Security == nil {
+func (s *Security) believe(c *tls.ConnectionState, r *Report) error {
+	if s == nil {
 		return nil
 	}
 	if c == nil || len(c.PeerCertificates) == 0 {
 		return errors.New("the other end has no certificate")
 	}
-	from, err := m.c.Security.Admit(c.PeerCertificates[0])
+	from, err := s.Admit(c.PeerCertificates[0])
 	switch {
 	case err != nil:
 		return err

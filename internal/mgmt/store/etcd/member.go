@@ -66,8 +66,8 @@ type Security struct {
 	Server *tls.Config // certificate, ClientCAs, and ClientAuth RequireAndVerifyClientCert
 	Client *tls.Config // certificate, RootCAs, and PeerName as ServerName, or VerifyConnection, for the other end
 	Files  PeerFiles
-	// Admit decides about the certificates of those that call this node, and of those whose reports it reads: only a
-	// voter's count. The latter are verified by Client before.
+	// Admit decides about the certificates of calls to this node, and of the reports that it reads, which Client has
+	// verified: a voter's alone counts.
 	Admit Admit
 	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
 	// not decide that alone; nil: each may.
@@ -143,28 +143,6 @@ type Member struct {
 	cas   string    // what Files.CA was when the replica was started
 	lead  *lead     // while this replica leads
 	heard mono.Time // when a learner last reached the leader, or started
-}
-
-// view is the state of a member at one time. It is immutable, but for the server, which has its own lock.
-type view struct {
-	server    *Server
-	group     voters.Identity
-	replicas  []Replica
-	why       string
-	advertise string
-	heard     mono.Time
-}
-
-// publish makes the state that there is now the one that is seen without mu, which is held.
-func (m *Member) publish() {
-	m.view.Store(&view{server: m.server, group: m.known.Roster.Group, replicas: m.known.Roster.Replicas, why: m.why,
-		advertise: m.c.Advertise, heard: m.heard})
-}
-
-// unlock publishes, and gives mu back.
-func (m *Member) unlock() {
-	m.publish()
-	m.mu.Unlock()
 }
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
@@ -272,10 +250,10 @@ func (m *Member) begin(ctx context.Context) error {
 			Fix: "weft up --dir names a place that can be written"}
 	}
 	m.known = m.recall()
-	restored := m.restored()
+	restored := files(m.c.Dir).restored()
 	if restored {
 		m.c.Log.Warn("the end of the node interrupted a restore: it is completed")
-		if err := m.adopt(); err != nil {
+		if err := files(m.c.Dir).adopt(); err != nil {
 			return &store.Error{Kind: store.ErrUnavailable, What: "cannot complete the restore of the store",
 				Why: err.Error(), Fix: "free space on its disk and start again", Err: err}
 		}
@@ -283,13 +261,13 @@ func (m *Member) begin(ctx context.Context) error {
 	} else if err := os.RemoveAll(filepath.Join(m.c.Dir, restoreDir)); err != nil {
 		m.c.Log.Warn("a restore that was interrupted is still there", "err", err)
 	}
-	if m.hasFiles() && m.c.Joins && m.foreign() {
+	if files(m.c.Dir).exist() && m.c.Joins && m.known.foreign(m.c.Fabric) {
 		if err := m.setAside("it is from before this host joined the fabric"); err != nil {
 			return err
 		}
 		m.known = known{}
 	}
-	if m.hasFiles() {
+	if files(m.c.Dir).exist() {
 		verdict, why := m.resume(ctx, 0)
 		switch verdict {
 		case voters.Conflict:
@@ -308,17 +286,12 @@ func (m *Member) begin(ctx context.Context) error {
 		}
 		return m.pick()
 	}
-	if m.hasFiles() || !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
+	if files(m.c.Dir).exist() || !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
 		if err := m.startReplica(ctx, nil); err != nil {
 			return err
 		}
 	}
 	return m.pick()
-}
-
-func conflict(why string) error {
-	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store", Why: why,
-		Fix: "decide which is the fabric's; on the hosts with the other: weft leave; weft join"}
 }
 
 // scheme is that of every address of the group.
@@ -496,7 +469,7 @@ func (m *Member) step(ctx context.Context) {
 	if m.server != nil {
 		m.stepReplica(ctx, now)
 	}
-	if m.server == nil && m.hasFiles() {
+	if m.server == nil && files(m.c.Dir).exist() {
 		m.resumeReplica(ctx, now)
 	}
 	if m.server == nil {
@@ -526,26 +499,6 @@ func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
 	m.reunite()
 	if err := m.reopen(ctx); err != nil {
 		m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
-	}
-}
-
-// separate ends the use of the store since there are two, and with it the terms that callers have; mu is held.
-func (m *Member) separate(why string) {
-	err := conflict(why)
-	if m.why != why {
-		m.c.Log.Error("there are two stores", "err", err)
-	}
-	m.why, m.split, m.lead, m.remote = why, true, nil, nil
-	m.because(err)
-	m.use(nil)
-}
-
-// reunite undoes separate; mu is held.
-func (m *Member) reunite() {
-	if m.split {
-		m.why, m.split = "", false
-		m.because(nil)
-		m.c.Log.Info("there is one store again")
 	}
 }
 
@@ -618,7 +571,7 @@ func (m *Member) retire(why string) {
 func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 	for _, r := range m.known.Roster.Replicas {
 		// A voter without files has lost its log. It must not vote with an empty one: the leader replaces it.
-		if r.Name != m.c.Name || !r.Learner || m.hasFiles() {
+		if r.Name != m.c.Name || !r.Learner || files(m.c.Dir).exist() {
 			continue
 		}
 		m.use(nil)

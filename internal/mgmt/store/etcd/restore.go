@@ -176,7 +176,7 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	if m.c.interrupt != nil {
 		return m.c.interrupt
 	}
-	if err := m.adopt(); err != nil {
+	if err := files(m.c.Dir).adopt(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := m.startRestored(ctx); err != nil {
@@ -191,25 +191,6 @@ const (
 	restoreDir   = "restore"
 	completeFile = "complete"
 )
-
-// restored reports whether a restore was complete at the end of the node, and had set the files before it aside: the
-// node has no other store then. What another restore left counts for nothing.
-func (m *Member) restored() bool {
-	_, err := os.Stat(filepath.Join(m.c.Dir, restoreDir, completeFile))
-	return err == nil && !m.hasFiles()
-}
-
-// adopt makes the files of a complete restore those of the replica.
-func (m *Member) adopt() error {
-	fresh := filepath.Join(m.c.Dir, restoreDir)
-	if err := os.Rename(filepath.Join(fresh, "etcd"), filepath.Join(m.c.Dir, "etcd")); err != nil {
-		return err
-	}
-	if err := flush(m.c.Dir); err != nil {
-		return err
-	}
-	return os.RemoveAll(fresh)
-}
 
 // startRestored starts the only replica of a group; mu is held.
 func (m *Member) startRestored(ctx context.Context) error {

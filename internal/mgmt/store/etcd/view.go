@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"weft/internal/mgmt/store/voters"
+	"weft/internal/proto/mono"
+)
+
+// view is the state of a member at one time. It is immutable, but for the server, which has its own lock.
+type view struct {
+	server    *Server
+	group     voters.Identity
+	replicas  []Replica
+	why       string
+	advertise string
+	heard     mono.Time
+}
+
+// publish makes the state that there is now the one that is seen without mu, which is held.
+func (m *Member) publish() {
+	m.view.Store(&view{server: m.server, group: m.known.Roster.Group, replicas: m.known.Roster.Replicas, why: m.why,
+		advertise: m.c.Advertise, heard: m.heard})
+}
+
+// unlock publishes, and gives mu back.
+func (m *Member) unlock() {
+	m.publish()
+	m.mu.Unlock()
+}
