@@ -44,7 +44,7 @@ func (n *Network) intent(ctx context.Context, command string) (i manager.Intent,
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	return manager.LoadIntent(ctx, n.reads())
+	return manager.LoadIntent(ctx, reads(n.store, n.storeMember))
 }
 
 func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {

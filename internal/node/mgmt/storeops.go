@@ -66,7 +66,7 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	l, err := n.reads().List(ctx, tree)
+	l, err := reads(n.store, n.storeMember).List(ctx, tree)
 	if err != nil {
 		return nil, storeError(err)
 	}
@@ -158,14 +158,14 @@ func (n *Network) defragStore(context.Context) (d api.StoreDefrag, err error) {
 }
 
 // reads is the store to read the intent from: the node's own copy while the store has no majority.
-func (n *Network) reads() store.Store {
-	if n.storeMember != nil && n.storeMember.Alone() {
-		return copied{n.store, n.storeMember}
+func reads(s store.Store, m *etcd.Member) store.Store {
+	if m != nil && m.Alone() {
+		return copied{s, m}
 	}
-	return n.store
+	return s
 }
 
-// copied is a store whose reads are those of a copy.
+// copied is a store with reads that are those of a copy.
 type copied struct {
 	store.Store
 	m *etcd.Member

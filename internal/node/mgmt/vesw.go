@@ -73,7 +73,7 @@ func (e *VESWs) intent(ctx context.Context, command string) (i em.Intent, err er
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	if i, err = manager.LoadVESWs(ctx, e.n.reads()); err != nil {
+	if i, err = manager.LoadVESWs(ctx, reads(e.n.store, e.n.storeMember)); err != nil {
 		err = storeError(err)
 	}
 	return i, err
@@ -476,7 +476,7 @@ func (e *VESWs) degraded() (list []api.Degraded) {
 func (e *VESWs) keyTaken(ctx context.Context, key ib.PKey) error {
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	i, err := manager.LoadVESWs(ctx, e.n.reads())
+	i, err := manager.LoadVESWs(ctx, reads(e.n.store, e.n.storeMember))
 	if err != nil {
 		return storeError(err)
 	}

@@ -72,7 +72,7 @@ func Named(c *tls.Config) *tls.Config { return named(c) }
 // WithUsers lets a server have users.
 func (c ServerConfig) WithUsers() ServerConfig { c.authToken = "simple"; return c }
 
-// ServeUsers makes the user weft with a password, who may use everything below the namespace, and serves all of etcd,
+// ServeUsers makes the user weft with a password, for everything below the namespace, and serves all of etcd,
 // with authentication, until stop is called.
 func (s *Server) ServeUsers(ctx context.Context, l net.Listener, password string) (stop func(), err error) {
 	none := &authpb.UserAddOptions{}

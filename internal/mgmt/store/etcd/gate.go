@@ -52,7 +52,7 @@ type gate struct {
 	admit     Admit  // nil: every connection may do all that is open
 }
 
-// refusedLinger is how long a connection stays open whose certificate is refused.
+// refusedLinger is how long a connection with a refused certificate stays open.
 const refusedLinger = 100 * time.Millisecond
 
 func refused(err error) error { return status.Error(codes.PermissionDenied, err.Error()) }

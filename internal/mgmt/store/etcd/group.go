@@ -184,7 +184,7 @@ func host(url string) string {
 	return h
 }
 
-// discard is for servers whose errors are those of their clients.
+// discard is for servers with errors that are those of their clients.
 var discard = log.New(io.Discard, "", 0)
 
 // keyGeneration is where the group keeps how often it was restored; without it the generation is 1.

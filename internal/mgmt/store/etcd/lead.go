@@ -137,7 +137,7 @@ func (l *lead) members(now mono.Time, records, present store.Listing, replicas [
 		}
 		p, is := here[r.Name]
 		able := !r.Unable && l.m.c.Security.mayHold(&r)
-		// A member whose replica does not run is absent as far as the replica is concerned.
+		// The member of a replica that does not run is absent as far as the replica is concerned.
 		if id, has := runs[r.Name]; has && p.Replica != id {
 			is = false
 		}

@@ -10,8 +10,8 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// relay is a store whose client changes: the one in this process while this node votes, one over the network otherwise.
-// A change ends leases, as the loss of the store does, and gives watches a Reset.
+// relay is a store with a client that changes: the one in this process while this node votes, one over the network
+// otherwise. A change ends leases, as the loss of the store does, and gives watches a Reset.
 type relay struct {
 	mu     sync.Mutex
 	now    *Client       // nil: none at present
