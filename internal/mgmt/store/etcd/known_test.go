@@ -58,7 +58,7 @@ func TestKnownLost(t *testing.T) {
 // is no part of the fabric's. What it had in the fabric is.
 func TestFilesFromBefore(t *testing.T) {
 	f := newFabric(t)
-	b := f.open("b")
+	f.open("b")
 	f.put("b", "k", "of b alone")
 	f.kill("b")
 	c := f.configs["b"]
