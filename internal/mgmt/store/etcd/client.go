@@ -167,6 +167,14 @@ func (c *Client) begin(ctx context.Context) (call context.Context, end func(), e
 	}, nil
 }
 
+// over reports whether another client takes the place of this one: it was closed, or the replica of its server was
+// removed from the group.
+func (c *Client) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed || c.server != nil && c.server.down() == removedWhy
+}
+
 // enter counts something that Close waits for.
 func (c *Client) enter() error {
 	c.mu.Lock()

@@ -16,6 +16,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.uber.org/zap"
+
+	"weft/internal/mgmt/store"
 )
 
 // Kill ends the client as the death of its process would: its leases are not
@@ -128,3 +130,15 @@ func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end;
 
 // Busy has the member wait as for another one over the network, until the function that it returns is called.
 func (m *Member) Busy() (end func()) { m.mu.Lock(); return m.mu.Unlock }
+
+// Relay is relay.
+type Relay struct{ *relay }
+
+// NewRelay returns a store without a client.
+func NewRelay() Relay { return Relay{newRelay()} }
+
+// Use is use.
+func (r Relay) Use(c *Client) { r.use(c) }
+
+// DoneOnce is doneOnce.
+func DoneOnce(t store.Txn) bool { return doneOnce(t) }

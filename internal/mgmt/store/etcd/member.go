@@ -196,7 +196,7 @@ type Group struct {
 }
 
 // Found makes the store of a node that is alone the first replica of a group, while it runs: calls that are in progress
-// end with store.ErrUnavailable, leases are lost, watches go on. On an error the store is alone as before.
+// are made again (a write that could then be done twice ends with store.ErrUnavailable), leases are lost, watches go on. On an error the store is alone as before.
 func (m *Member) Found(ctx context.Context, g Group) error {
 	m.mu.Lock()
 	defer m.unlock()
@@ -574,8 +574,6 @@ func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 		if r.Name != m.c.Name || !r.Learner || files(m.c.Dir).exist() {
 			continue
 		}
-		m.use(nil)
-		m.remote = nil
 		start, stop := context.WithTimeout(ctx, 10*time.Second)
 		err := m.startReplica(start, m.known.Roster.Replicas)
 		stop()

@@ -4,6 +4,8 @@ package etcd
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -76,34 +78,89 @@ func (r *relay) away() error {
 		Why: "this node knows no voter that answers", Fix: "weft store status lists the voters"}
 }
 
-// with calls f with the client.
-func with[T any](r *relay, f func(*Client) (T, error)) (T, error) {
-	c, _ := r.client()
-	if c == nil {
-		var none T
-		return none, r.away()
+// replacePatience is how long a call waits for the next client: longer than a replica takes to start, or a node that
+// lost its replica to find the voters.
+const replacePatience = 3 * time.Second
+
+// with calls f with the client, and waits for one at most replacePatience. Where the client is replaced during the call
+// and again is set, f is called anew with the next one.
+func with[T any](ctx context.Context, r *relay, again bool, f func(*Client) (T, error)) (v T, err error) {
+	late := time.NewTimer(replacePatience)
+	defer late.Stop()
+	for {
+		c, change := r.client()
+		if c == nil {
+			err = r.away()
+		} else {
+			if v, err = f(c); err == nil || ctx.Err() != nil || !c.over() {
+				return v, err
+			}
+			if !again {
+				return v, replaced()
+			}
+		}
+		if r.ended() {
+			return v, r.away()
+		}
+		select {
+		case <-change:
+		case <-late.C:
+			return v, err
+		case <-ctx.Done():
+			return v, err
+		}
 	}
-	return f(c)
+}
+
+// ended reports whether no client follows the present one, as far as is known.
+func (r *relay) ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed || r.why != nil
+}
+
+// replaced is the error of a write whose client was replaced before it answered.
+func replaced() error {
+	return &store.Error{Kind: store.ErrUnavailable, What: "cannot tell whether the store was written",
+		Why: "this node's replica of it was replaced meanwhile", Fix: "the same again"}
 }
 
 // Get implements store.Store.
 func (r *relay) Get(ctx context.Context, key string) (store.Entry, error) {
-	return with(r, func(c *Client) (store.Entry, error) { return c.Get(ctx, key) })
+	return with(ctx, r, true, func(c *Client) (store.Entry, error) { return c.Get(ctx, key) })
 }
 
 // List implements store.Store.
 func (r *relay) List(ctx context.Context, tree string) (store.Listing, error) {
-	return with(r, func(c *Client) (store.Listing, error) { return c.List(ctx, tree) })
+	return with(ctx, r, true, func(c *Client) (store.Listing, error) { return c.List(ctx, tree) })
 }
 
-// Txn implements store.Store.
+// Txn implements store.Store. A transaction that makes one of its own conditions false is done at most once, however
+// often it is tried.
 func (r *relay) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
-	return with(r, func(c *Client) (store.Rev, error) { return c.Txn(ctx, t) })
+	once, tries := doneOnce(t), 0
+	return with(ctx, r, once, func(c *Client) (store.Rev, error) {
+		tries++
+		rev, err := c.Txn(ctx, t)
+		if tries > 1 && errors.Is(err, store.ErrConflict) {
+			err = replaced() // by the first try, or by another
+		}
+		return rev, err
+	})
+}
+
+// doneOnce reports whether t makes one of its conditions false.
+func doneOnce(t store.Txn) bool {
+	return slices.ContainsFunc(t.If, func(c store.Cond) bool {
+		return slices.ContainsFunc(t.Do, func(op store.Op) bool {
+			return op.Key == c.Key && (c.Test == store.IsAt || op.Delete == (c.Test == store.IsPresent))
+		})
+	})
 }
 
 // Lease implements store.Store.
 func (r *relay) Lease(ctx context.Context, ttl time.Duration) (store.Lease, error) {
-	return with(r, func(c *Client) (store.Lease, error) { return c.Lease(ctx, ttl) })
+	return with(ctx, r, true, func(c *Client) (store.Lease, error) { return c.Lease(ctx, ttl) })
 }
 
 // Status implements store.Store.
