@@ -39,6 +39,7 @@ type Report struct {
 	Replicas []Replica       `json:"replicas"`
 	Leader   uint64          `json:"leader"` // 0: it has none
 	Applied  uint64          `json:"applied"`
+	CAs      string          `json:"cas,omitempty"` // digest of those by which it verifies other replicas
 	// Removed: the replica in the request is one that left the group.
 	Removed bool `json:"removed"`
 }
@@ -135,7 +136,7 @@ func (s *Server) Replicas() (list []Replica) {
 // Report describes the replica; asked is the number of the replica that the question is about.
 func (s *Server) Report(asked uint64) Report {
 	return Report{Name: s.c.Name, ID: s.ID(), Group: voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()},
-		Replicas: s.Replicas(), Leader: uint64(s.etcd.Leader()), Applied: s.etcd.AppliedIndex(),
+		Replicas: s.Replicas(), Leader: uint64(s.etcd.Leader()), Applied: s.etcd.AppliedIndex(), CAs: s.c.cas,
 		Removed: asked != 0 && s.etcd.IsIDRemoved(asked)}
 }
 

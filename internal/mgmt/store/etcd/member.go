@@ -137,12 +137,13 @@ type Member struct {
 	why    string   // why the node is not what it was, for people
 	// split: another store of the same generation is known. Neither is used until a person decides: with both in use the
 	// subnet would have two managers.
-	split bool
-	asked mono.Time
-	turn  int       // which of the members without a known replica is asked next
-	cas   string    // what Files.CA was when the replica was started
-	lead  *lead     // while this replica leads
-	heard mono.Time // when a learner last reached the leader, or started
+	split   bool
+	asked   mono.Time
+	turn    int    // which of the members without a known replica is asked next
+	cas     string // what Files.CA was when the replica was started
+	renewal renewal
+	lead    *lead     // while this replica leads
+	heard   mono.Time // when a learner last reached the leader, or started
 }
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
@@ -304,7 +305,7 @@ func (m *Member) scheme() string {
 
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
-	m.cas = m.readCAs()
+	m.cas, m.renewal = m.readCAs(), renewal{}
 	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
 	if err != nil {
 		return err
@@ -318,36 +319,9 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	return nil
 }
 
-// readCAs reads the CAs by which replicas verify each other, empty where there are none.
-func (m *Member) readCAs() string {
-	if m.c.Security == nil {
-		return ""
-	}
-	b, err := os.ReadFile(m.c.Security.Files.CA)
-	if err != nil {
-		m.c.Log.Warn("the CAs of replicas cannot be read", "err", err)
-		return m.cas
-	}
-	return string(b)
-}
-
-// outdated reports whether the replica has to be started again to verify others by the CAs that there are now. While
-// members have certificates of a CA that was replaced, it keeps the connections that it has; without a leader there is
-// nothing to keep.
-func (m *Member) outdated() bool {
-	if m.c.Security == nil || m.readCAs() == m.cas {
-		return false
-	}
-	var names []string
-	for _, r := range m.server.Replicas() {
-		names = append(names, r.Name)
-	}
-	return m.c.Security.Settled == nil || m.c.Security.Settled(names) || uint64(m.server.etcd.Leader()) == 0
-}
-
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join,
-		counters: &m.arrivals}
+		counters: &m.arrivals, cas: digest(m.cas)}
 	c.Listen = m.c.ListenURL
 	if m.c.Listen != "" {
 		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise
@@ -521,7 +495,7 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 		m.retire(removedWhy)
 		return
 	}
-	if m.server.down() == removedWhy || m.server.down() == "" && m.outdated() {
+	if m.server.down() == removedWhy || m.server.down() == "" && m.outdated(now) && !m.preceded(ctx, now) {
 		m.lead = nil
 		if err := m.reopen(ctx); err != nil {
 			m.c.Log.Warn("the replica of the store cannot be started again", "err", err)

@@ -65,6 +65,7 @@ type ServerConfig struct {
 	// Join is the group to join where Dir has no files; nil makes a new group.
 	Join []Replica
 
+	cas           string            // digest of Files.CA, for reports
 	counters      *ListenerCounters // of Listen; nil: of this server alone
 	maxSize       int64             // MaxSize, except in tests
 	snapshotCount uint64            // changes between snapshots of the log; 1000
@@ -443,6 +444,27 @@ func (s *Server) finish(end func()) {
 	}
 }
 
+// transferTime bounds the search for another leader at the end of a replica.
+const transferTime = time.Second
+
+// leave ends the replica. A leader passes its office on, for transferTime: etcd's own Stop tries for seven seconds where
+// no other replica answers.
+func (s *Server) leave() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.etcd.TryTransferLeadershipOnShutdown(); err != nil {
+			s.c.Log.Info("the group elects another leader of the store", "err", err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(transferTime):
+	}
+	s.etcd.HardStop()
+	<-done
+}
+
 // Close closes the clients of this process, then ends the server and waits
 // for it. What was put stays in the directory.
 func (s *Server) Close() error {
@@ -472,7 +494,7 @@ func (s *Server) close() {
 	}
 	s.finish(s.work.Wait)
 	if s.etcd != nil {
-		s.finish(s.etcd.Stop)
+		s.finish(s.leave)
 	}
 	if s.lock != nil {
 		s.lock.Close()
