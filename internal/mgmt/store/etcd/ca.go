@@ -6,21 +6,22 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"log/slog"
 	"os"
 	"time"
 
 	"weft/internal/proto/mono"
 )
 
-// readCAs reads the CAs by which replicas verify each other, empty where there are none.
-func (m *Member) readCAs() string {
-	if m.c.Security == nil {
+// readCAs reads the CAs by which replicas verify each other, empty where there are none; before where they cannot be read.
+func (s *Security) readCAs(before string, log *slog.Logger) string {
+	if s == nil {
 		return ""
 	}
-	b, err := os.ReadFile(m.c.Security.Files.CA)
+	b, err := os.ReadFile(s.Files.CA)
 	if err != nil {
-		m.c.Log.Warn("the CAs of replicas cannot be read", "err", err)
-		return m.cas
+		log.Warn("the CAs of replicas cannot be read", "err", err)
+		return before
 	}
 	return string(b)
 }
@@ -35,7 +36,7 @@ func digest(cas string) string {
 // members have certificates of a CA that was replaced, it keeps the connections that it has; without a leader there is
 // nothing to keep. mu is held.
 func (m *Member) outdated(now mono.Time) bool {
-	if m.c.Security == nil || m.readCAs() == m.cas {
+	if m.c.Security == nil || m.c.Security.readCAs(m.cas, m.c.Log) == m.cas {
 		m.renewal = renewal{}
 		return false
 	}
@@ -69,7 +70,7 @@ const (
 // two of them are away at a time, the followers come in the order of their numbers, then the leader. mu is held.
 func (m *Member) preceded(ctx context.Context, now mono.Time) (wait bool) {
 	due := now.Sub(m.renewal.since)
-	own, leader, cas := m.server.ID(), uint64(m.server.etcd.Leader()), digest(m.readCAs())
+	own, leader, cas := m.server.ID(), uint64(m.server.etcd.Leader()), digest(m.c.Security.readCAs(m.cas, m.c.Log))
 	for _, r := range m.server.Replicas() {
 		if r.ID == own || r.Learner {
 			continue

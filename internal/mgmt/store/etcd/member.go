@@ -197,7 +197,8 @@ type Group struct {
 }
 
 // Found makes the store of a node that is alone the first replica of a group, while it runs: calls that are in progress
-// are made again (a write that could then be done twice ends with store.ErrUnavailable), leases are lost, watches go on. On an error the store is alone as before.
+// are made again (a write that could then be done twice ends with store.ErrUnavailable), leases are lost, watches go on.
+// On an error the store is alone as before.
 func (m *Member) Found(ctx context.Context, g Group) error {
 	m.mu.Lock()
 	defer m.unlock()
@@ -305,7 +306,7 @@ func (m *Member) scheme() string {
 
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
-	m.cas, m.renewal = m.readCAs(), renewal{}
+	m.cas, m.renewal = m.c.Security.readCAs(m.cas, m.c.Log), renewal{}
 	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
 	if err != nil {
 		return err
