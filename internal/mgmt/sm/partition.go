@@ -16,15 +16,9 @@ import (
 // administration.
 const defaultKey ib.PKey = 0x7fff
 
-// keysOf returns the partition keys of a port, that of the default partition first. The port of the manager is a
-// full member of the default partition. If other partitions are configured, the other ports are limited members of
-// it: they reach the manager, and not each other.
-func (b *base) keysOf(guid ib.GUID) (keys []ib.PKey) {
-	return keysFor(b.intent.Partitions, guid, b.cfg.PortGUID)
-}
-
-// keysFor is keysOf for these partitions and the port of a manager.
-func keysFor(partitions []Partition, guid, manager ib.GUID) (keys []ib.PKey) {
+// Keys returns the partition keys that a configuration gives a port, that of the default partition first. If other
+// partitions are configured, ports are limited members of the default one: they reach the manager, and not each other.
+func Keys(partitions []Partition, guid ib.GUID) (keys []ib.PKey) {
 	as := Full
 	if slices.ContainsFunc(partitions, func(p Partition) bool { return !p.Apart }) {
 		as = Limited
@@ -41,10 +35,19 @@ func keysFor(partitions []Partition, guid, manager ib.GUID) (keys []ib.PKey) {
 			keys = append(keys, key(k, ms))
 		}
 	}
-	if guid == manager {
-		as = Full
-	}
 	return append([]ib.PKey{key(defaultKey, as)}, keys...)
+}
+
+// keysOf returns the partition keys of a port.
+func (b *base) keysOf(guid ib.GUID) []ib.PKey { return keysFor(b.intent.Partitions, guid, b.cfg.PortGUID) }
+
+// keysFor is Keys with the port of a manager, which is a full member of the default partition.
+func keysFor(partitions []Partition, guid, manager ib.GUID) []ib.PKey {
+	keys := Keys(partitions, guid)
+	if guid == manager {
+		keys[0] |= 0x8000
+	}
+	return keys
 }
 
 func key(k ib.PKey, as Membership) ib.PKey {
