@@ -72,6 +72,9 @@ func (c *Client) do(ctx context.Context, what, method, path string, body io.Read
 	if err != nil {
 		return nil, asError(what, err)
 	}
+	if what := Confirmed(ctx); what != "" {
+		req.Header.Set(headerConfirm, what)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, c.failed(what, err)

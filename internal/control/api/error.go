@@ -23,7 +23,9 @@ const (
 	CodeNoAnswer Code = "no_answer" // a node is there but does not answer; made by the client only
 	// CodeNotMaster: only the node of the master can answer.
 	CodeNotMaster Code = "not_master"
-	CodeInternal  Code = "internal"
+	// CodeContact: the change takes contact away, which the request does not confirm. Error.Lost is what.
+	CodeContact  Code = "contact"
+	CodeInternal Code = "internal"
 )
 
 // Error is a failure in the form people read: "what: why. fix: command".
@@ -34,6 +36,8 @@ type Error struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
 	Fix  string `json:"fix"`
+	// Lost is what a change would take away, of CodeContact.
+	Lost *LostContact `json:"lost,omitempty"`
 	err  error
 }
 
@@ -56,7 +60,7 @@ func (e *Error) httpStatus() int {
 		return http.StatusNotFound
 	case CodeRefused:
 		return http.StatusForbidden
-	case CodeNotMaster, CodeConflict:
+	case CodeNotMaster, CodeConflict, CodeContact:
 		return http.StatusConflict
 	case CodeNotReady:
 		return http.StatusServiceUnavailable

@@ -38,6 +38,8 @@ type Op[In, Out any] struct {
 	Wait time.Duration
 	// Limit bounds the octets of a request's body; 0: 64 KiB.
 	Limit int64
+	// Master states that only the master of the subnet can do it: in a fabric, every other node forwards the request.
+	Master bool
 }
 
 // None is no input, or no output.
@@ -64,7 +66,8 @@ func (n *Named[T]) Validate() error {
 // other error is CodeInternal. Lists that are nil are answered as empty ones.
 func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Context, In) (Out, error)) {
 	path, _, _ := strings.Cut(op.Path, "?")
-	mux.Handle(op.Method+" /"+Version+path, handler{op.What, op.Access, op.Limit, func(r *http.Request) (any, error) {
+	pattern := op.Method + " /" + Version + path
+	mux.Handle(pattern, handler{op.What, op.Access, op.Limit, op.Master, func(r *http.Request) (any, error) {
 		in, err := op.decode(r)
 		if err != nil {
 			return nil, err

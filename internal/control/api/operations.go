@@ -68,22 +68,23 @@ var (
 		What: "cannot delete the device", Access: FullAccess}
 )
 
-// The subnet. Only the node of the master has it: other nodes answer CodeNotMaster and name the master.
+// The subnet. Only the node of the master has it. In a fabric of members other nodes forward the requests to it;
+// elsewhere they answer CodeNotMaster and name the master.
 var (
 	GetSubnet = Op[None, Subnet]{Method: "GET", Path: "/fabric/subnet",
-		What: "cannot show the fabric", Access: ReadAccess}
+		What: "cannot show the fabric", Access: ReadAccess, Master: true}
 
 	// GetSubnetText is the subnet in one of TextFormats.
 	GetSubnetText = Op[TextFormat, Text]{Method: "GET", Path: "/fabric/text?format",
-		What: "cannot show the fabric", Access: ReadAccess,
+		What: "cannot show the fabric", Access: ReadAccess, Master: true,
 		Fix: "weft fabric topo -o ibnetdiscover"}
 
 	ListRoutes = Op[None, []SwitchRoutes]{Method: "GET", Path: "/fabric/routes",
-		What: "cannot show the fabric", Access: ReadAccess}
+		What: "cannot show the fabric", Access: ReadAccess, Master: true}
 
 	// FindPath follows the forwarding tables between two ports.
 	FindPath = Op[PathQuery, Path]{Method: "GET", Path: "/fabric/path?from&to",
-		What: "cannot show the fabric", Access: ReadAccess}
+		What: "cannot show the fabric", Access: ReadAccess, Master: true}
 
 	// CheckPair walks from one port to another, and back.
 	CheckPair = Op[PathQuery, PairCheck]{Method: "GET", Path: "/fabric/check?from&to",
@@ -98,37 +99,37 @@ var (
 
 	// ChangeManager changes how the subnet is managed. A sweep follows at once.
 	ChangeManager = Op[ManagerChange, None]{Method: "PATCH", Path: "/fabric/manager",
-		What: "cannot change the subnet manager", Access: FullAccess,
+		What: "cannot change the subnet manager", Access: FullAccess, Master: true,
 		Fix: "weft sm set --help"}
 
 	// StartSweep requests a heavy sweep. The answer comes before the sweep.
 	StartSweep = Op[None, None]{Method: "POST", Path: "/fabric/sweep",
-		What: "cannot sweep the subnet", Access: FullAccess}
+		What: "cannot sweep the subnet", Access: FullAccess, Master: true}
 
 	ListTrunks = Op[None, []Trunk]{Method: "GET", Path: "/fabric/trunks",
 		What: "cannot list trunks", Access: ReadAccess}
 
 	ListPartitions = Op[None, []Partition]{Method: "GET", Path: "/fabric/partitions",
-		What: "cannot list partitions", Access: ReadAccess}
+		What: "cannot list partitions", Access: ReadAccess, Master: true}
 
 	// AddPartition makes a partition, or adds members to one.
 	AddPartition = Op[Partition, Partition]{Method: "POST", Path: "/fabric/partitions",
-		What: "cannot add to the partition", Access: FullAccess}
+		What: "cannot add to the partition", Access: FullAccess, Master: true}
 
 	// DeletePartition removes members from a partition; without members, it deletes the partition.
 	DeletePartition = Op[PartitionMembers, None]{Method: "DELETE", Path: "/fabric/partitions/{pkey}?member",
-		What: "cannot delete from the partition", Access: FullAccess}
+		What: "cannot delete from the partition", Access: FullAccess, Master: true}
 
 	ListSubnetGroups = Op[None, []SubnetGroup]{Method: "GET", Path: "/fabric/groups",
-		What: "cannot list multicast groups", Access: ReadAccess}
+		What: "cannot list multicast groups", Access: ReadAccess, Master: true}
 
 	// JoinGroup keeps ports in a multicast group.
 	JoinGroup = Op[GroupJoin, None]{Method: "POST", Path: "/fabric/groups/join",
-		What: "cannot join the multicast group", Access: FullAccess}
+		What: "cannot join the multicast group", Access: FullAccess, Master: true}
 
 	// LeaveGroup undoes JoinGroup.
 	LeaveGroup = Op[GroupJoin, None]{Method: "POST", Path: "/fabric/groups/leave",
-		What: "cannot leave the multicast group", Access: FullAccess}
+		What: "cannot leave the multicast group", Access: FullAccess, Master: true}
 
 	GetStore = Op[None, Store]{Method: "GET", Path: "/store", What: "cannot show the store", Access: ReadAccess}
 
@@ -148,6 +149,32 @@ var (
 	DefragStore = Op[None, StoreDefrag]{Method: "POST", Path: "/store/defrag", What: "cannot defragment the store",
 		Access: FullAccess}
 )
+
+// The configuration of the fabric as a whole.
+var (
+	// ExportDesired returns it, without a node's.
+	ExportDesired = Op[None, Desired]{Method: "GET", Path: "/fabric/desired",
+		What: "cannot export the configuration", Access: ReadAccess, Master: true}
+
+	// CompareDesired returns what ApplyDesired would change.
+	CompareDesired = Op[Desired, Comparison]{Method: "POST", Path: "/fabric/desired/compare",
+		What: "cannot compare the configuration", Access: ReadAccess, Master: true, Limit: maxDesired}
+
+	// ApplyDesired makes it so, all of it or nothing, but for a node's.
+	ApplyDesired = Op[Desired, Comparison]{Method: "PUT", Path: "/fabric/desired",
+		What: "cannot apply the configuration", Access: FullAccess, Master: true, Limit: maxDesired}
+
+	// ListHistory lists the changes of it, the oldest first.
+	ListHistory = Op[Since, []HistoryEntry]{Method: "GET", Path: "/fabric/history?since",
+		What: "cannot show the history", Access: ReadAccess, Master: true, Fix: "weft history --since 24h"}
+
+	// ExportNode returns what this node keeps of its devices and links.
+	ExportNode = Op[None, DesiredNode]{Method: "GET", Path: "/node/desired",
+		What: "cannot export the configuration", Access: ReadAccess}
+)
+
+// maxDesired bounds the octets of a request with a configuration.
+const maxDesired = 16 << 20
 
 // IP links (docs/notes/ipoib.md). Tables are of the link that is named, or of all links for "".
 var (
@@ -193,28 +220,28 @@ var (
 // what is intended; the master alone has the state.
 var (
 	ListVESWs = Op[None, []VESW]{Method: "GET", Path: "/vesws",
-		What: "cannot list virtual Ethernet switches", Access: ReadAccess}
+		What: "cannot list virtual Ethernet switches", Access: ReadAccess, Master: true}
 
 	// GetVESW finds a switch by name or identifier.
 	GetVESW = Op[string, VESW]{Method: "GET", Path: "/vesws/{name}",
-		What: "cannot show the virtual Ethernet switch", Access: ReadAccess}
+		What: "cannot show the virtual Ethernet switch", Access: ReadAccess, Master: true}
 
 	CreateVESW = Op[VESWCreate, VESW]{Method: "POST", Path: "/vesws",
-		What: "cannot create the virtual Ethernet switch", Access: FullAccess}
+		What: "cannot create the virtual Ethernet switch", Access: FullAccess, Master: true}
 
 	ChangeVESW = Op[Named[VESWChange], VESW]{Method: "PATCH", Path: "/vesws/{name}",
-		What: "cannot change the virtual Ethernet switch", Access: FullAccess,
+		What: "cannot change the virtual Ethernet switch", Access: FullAccess, Master: true,
 		Fix: "weft vesw set --help"}
 
 	DeleteVESW = Op[string, None]{Method: "DELETE", Path: "/vesws/{name}",
-		What: "cannot delete the virtual Ethernet switch", Access: FullAccess}
+		What: "cannot delete the virtual Ethernet switch", Access: FullAccess, Master: true}
 
 	// AddVESWPort makes a port a member, or changes whether it is a gateway.
 	AddVESWPort = Op[Named[VESWPortAdd], VESW]{Method: "POST", Path: "/vesws/{name}/ports",
-		What: "cannot add the port to the virtual Ethernet switch", Access: FullAccess}
+		What: "cannot add the port to the virtual Ethernet switch", Access: FullAccess, Master: true}
 
 	DeleteVESWPort = Op[VESWPortDelete, None]{Method: "DELETE", Path: "/vesws/{name}/ports/{port}?vport",
-		What: "cannot take the port out of the virtual Ethernet switch", Access: FullAccess,
+		What: "cannot take the port out of the virtual Ethernet switch", Access: FullAccess, Master: true,
 		Param: "a vport is a number, not %q", Fix: "weft vesw show"}
 )
 

@@ -57,6 +57,11 @@ func (b *fake) operations() *http.ServeMux {
 		p PartitionMembers) error {
 		return b.DelPartition(ctx, p.PKey, p.Members)
 	}))
+	Handle(mux, ExportDesired, func(context.Context, None) (Desired, error) { return Desired{}, b.fail })
+	Handle(mux, CompareDesired, func(context.Context, Desired) (Comparison, error) { return Comparison{}, b.fail })
+	Handle(mux, ApplyDesired, func(context.Context, Desired) (Comparison, error) { return Comparison{}, b.fail })
+	Handle(mux, ListHistory, func(context.Context, Since) ([]HistoryEntry, error) { return nil, b.fail })
+	Handle(mux, ExportNode, func(context.Context, None) (DesiredNode, error) { return DesiredNode{}, b.fail })
 	Handle(mux, ListSubnetGroups, NoInput(b.SubnetGroups))
 	Handle(mux, JoinGroup, NoOutput(b.JoinGroup))
 	Handle(mux, LeaveGroup, NoOutput(b.LeaveGroup))

@@ -32,6 +32,8 @@ const (
 type Server struct {
 	http  http.Server
 	allow func(net.Conn) (Access, error)
+	// Forwarder passes requests for operations of the master on; nil: none. It is set before Serve.
+	Forwarder Forwarder
 }
 
 type accessKey struct{}
@@ -54,15 +56,19 @@ func NewServer(mux *http.ServeMux, allow func(net.Conn) (Access, error), log *sl
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			a, err := s.allow(c)
-			return context.WithValue(ctx, accessKey{}, grant{a, err})
+			ctx = WithCaller(ctx, localCaller(c))
+			return context.WithValue(ctx, accessKey{}, grant{access: a, err: err, forwarder: s.Forwarder})
 		},
 	}
 	return s
 }
 
+// grant is what the connection of a request may do.
 type grant struct {
-	access Access
-	err    error
+	access    Access
+	err       error
+	forwarder Forwarder // nil: this node handles every request
+	identify  Identify  // of a connection with another member; nil: the connection is local
 }
 
 // Serve answers on l until Close or Shutdown and always returns a non-nil
@@ -81,7 +87,9 @@ type handler struct {
 	what  string
 	need  Access
 	limit int64 // of the body; 0: maxRequest
-	call  func(r *http.Request) (any, error)
+	// master: it is the master's
+	master bool
+	call   func(r *http.Request) (any, error)
 }
 
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -92,6 +100,12 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (h handler) answer(w http.ResponseWriter, v any, err error) {
 	status := http.StatusOK
+	if a, ok := v.(*Answer); ok && err == nil {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(a.Status)
+		w.Write(a.Body)
+		return
+	}
 	if err != nil {
 		e := *asError(h.what, err)
 		if e.What == "" {
@@ -122,6 +136,26 @@ func (h handler) serve(r *http.Request) (any, error) {
 			}
 		}
 		return nil, &e
+	}
+	ctx := Confirm(r.Context(), r.Header.Get(headerConfirm))
+	if g.identify != nil {
+		c, err := h.remote(r, g.identify)
+		if err != nil {
+			return nil, err
+		}
+		return h.call(r.WithContext(WithCaller(ctx, c)))
+	}
+	if !h.master {
+		return h.call(r.WithContext(ctx))
+	}
+	if h.need > ReadAccess {
+		ctx = WithCaller(ctx, CallerOf(ctx).named())
+	}
+	r = r.WithContext(ctx)
+	if g.forwarder != nil {
+		if a, elsewhere, err := h.forward(r, g.forwarder); elsewhere || err != nil {
+			return a, err
+		}
 	}
 	return h.call(r)
 }

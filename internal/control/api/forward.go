@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Forwarded is a request for an operation of the master, as one node passes it on to another.
+type Forwarded struct {
+	Method string
+	URI    string // path and query
+	Body   []byte // nil: none
+	// Change is false for requests that only read.
+	Change  bool
+	Caller  Caller
+	Confirm string // Confirmed
+}
+
+// Answer is what the master answered.
+type Answer struct {
+	Status int // of HTTP
+	Body   []byte
+}
+
+// Forwarder passes requests for operations of the master on.
+type Forwarder interface {
+	// Forward has the master do what is requested. With here true this node does it itself. An error is this node's
+	// refusal. It may be called on any goroutine, and returns soon after ctx is done.
+	Forward(ctx context.Context, r *Forwarded) (a *Answer, here bool, err error)
+}
+
+// forward passes the request on. It returns false where this node handles it.
+func (h handler) forward(r *http.Request, f Forwarder) (a *Answer, elsewhere bool, err error) {
+	var body []byte
+	if r.Body != nil {
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, true, &Error{Code: CodeInvalid, Why: err.Error()}
+		}
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	a, here, err := f.Forward(r.Context(), &Forwarded{Method: r.Method, URI: r.URL.RequestURI(), Body: body,
+		Change: h.need > ReadAccess, Caller: CallerOf(r.Context()), Confirm: Confirmed(r.Context())})
+	return a, !here, err
+}
+
+// NewRequest makes the HTTP request of a forwarded one. base is the scheme and the host.
+func (r *Forwarded) NewRequest(ctx context.Context, base string) (*http.Request, error) {
+	q, err := http.NewRequestWithContext(ctx, r.Method, base+r.URI, bytes.NewReader(r.Body))
+	if err != nil {
+		return nil, err
+	}
+	q.Header.Set(headerUID, strconv.Itoa(r.Caller.UID))
+	if r.Caller.User != "" {
+		q.Header.Set(headerUser, r.Caller.User)
+	}
+	if r.Confirm != "" {
+		q.Header.Set(headerConfirm, r.Confirm)
+	}
+	return q, nil
+}
+
+// Identify returns the member that made a request, by its certificate alone: its name and GUID. An error is the answer.
+// change is false for a request that only reads.
+type Identify func(r *http.Request, change bool) (Caller, error)
+
+// ForMembers returns a handler of the operations of the master that were registered in mux, for requests that other
+// members forward. Every other operation is refused, and no request is forwarded again.
+func ForMembers(mux *http.ServeMux, identify Identify) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = r.WithContext(context.WithValue(r.Context(), accessKey{}, grant{access: FullAccess, identify: identify}))
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// remote returns the caller of a request that another member forwarded: the member by its certificate, the user by what
+// the member states.
+func (h handler) remote(r *http.Request, identify Identify) (Caller, error) {
+	if !h.master {
+		return Caller{}, &Error{Code: CodeRefused, Why: "the operation is for users of the node itself",
+			Fix: "run the command on that host"}
+	}
+	c, err := identify(r, h.need > ReadAccess)
+	if err != nil {
+		return c, err
+	}
+	c.UID, c.User = -1, ""
+	if n, err := strconv.Atoi(r.Header.Get(headerUID)); err == nil && n >= 0 {
+		c.UID = n
+	}
+	if s := r.Header.Get(headerUser); len(s) <= maxCallerUser && utf8.ValidString(s) &&
+		!strings.ContainsFunc(s, func(x rune) bool { return !unicode.IsPrint(x) || x == ' ' }) {
+		c.User = s
+	}
+	return c, nil
+}
