@@ -31,6 +31,8 @@ type functionOperations struct {
 	cards     *vmcard.Cards
 	ip        *ipif.Host // nil: the node is in no subnet
 	vesw      *vesw.Host // nil: the same
+	// refuseDelete refuses the deletion of a device that takes contact away without a confirmation.
+	refuseDelete func(ctx context.Context, a *hca.Adapter) error
 }
 
 // register registers the operations.
@@ -212,6 +214,11 @@ func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 // delete deletes a function.
 func (o *functionOperations) delete(ctx context.Context, name string) error {
 	const what = "cannot delete the device"
+	if f := o.table.named(name); f != nil && virtual(f.a) && !o.cards.Has(name) {
+		if err := o.refuseDelete(ctx, f.a); err != nil {
+			return err
+		}
+	}
 	if err := o.intent.Edit(ctx, what, func() error { return o.remove(ctx, what, name) }); err != nil {
 		return err
 	}

@@ -76,9 +76,19 @@ func TestEditIntent(t *testing.T) {
 	}
 	eventually(t, "the key is in the port's table",
 		func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x8001"}) })
-	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x8001",
-		Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited},
-			{Port: api.AllPorts}}}); err != nil {
+	weaker := api.Partition{PKey: "0x8001", Members: []api.Member{{Port: firstNative + "@" + own,
+		Membership: api.MemberLimited}}}
+	var refused *api.Error
+	if _, err := api.Call(ctx, r.cli, api.AddPartition, weaker); !errors.As(err, &refused) ||
+		refused.Code != api.CodeContact || refused.Lost.Pairs != 1 {
+		t.Fatalf("limited members lose contact: %+v", err)
+	}
+	if !slices.Equal(keys(), []string{"0x7fff", "0x8001"}) {
+		t.Errorf("a change that was refused is there: %v", keys())
+	}
+	ctx = api.Confirm(ctx, api.ConfirmAll)
+	weaker.Members = append(weaker.Members, api.Member{Port: api.AllPorts})
+	if _, err := api.Call(ctx, r.cli, api.AddPartition, weaker); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the membership has changed",

@@ -59,7 +59,7 @@ func (n *Node) openRooms() error {
 		return err
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host,
-		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
+		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy, Member: n.member.Name})
 	if n.member.Name() != "" {
 		n.mgmt.Share(n.shared())
 	}
@@ -228,7 +228,7 @@ func (n *Node) openFunctions() {
 	n.cards = vmcard.New(c)
 	n.editor.cards = n.cards
 	n.functionOps = &functionOperations{functions: n.all, table: n.funcs, editor: n.editor, intent: n.intent,
-		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw}
+		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw, refuseDelete: n.refuseDelete}
 }
 
 // openReports makes the reports.
@@ -241,8 +241,7 @@ func (n *Node) openReports() {
 
 // restore finds out where the intent is kept, and restores it.
 func (n *Node) restore(ctx context.Context) {
-	n.intent.Start(ctx, &contents{functions: n.all, table: n.funcs, editor: n.editor, ops: n.functionOps,
-		cards: n.cards, ip: n.ip, vesw: n.vesw})
+	n.intent.Start(ctx, n.contents())
 }
 
 // firstNative is the device of the physical function's InfiniBand port.
@@ -273,6 +272,7 @@ func (n *Node) operations() *http.ServeMux {
 		n.stop(errEnd)
 		return nil
 	}))
+	api.Handle(mux, api.ExportNode, api.NoInput(n.exportNode))
 	n.reports.register(mux)
 	n.functionOps.register(mux)
 	n.captures.Register(mux)

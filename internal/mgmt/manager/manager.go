@@ -474,43 +474,6 @@ func (m *Manager) setIntent(i Intent, rev store.Rev) {
 	}
 }
 
-// EditIntent changes the intent in a store: edit gets it as it is, and may be
-// called several times. It may be called on any goroutine.
-func EditIntent(ctx context.Context, s store.Store, edit func(*Intent) error) error {
-	return store.Edit(ctx, s, KeyIntent, func(value []byte) ([]byte, error) {
-		i := Intent{Version: IntentVersion}
-		if value != nil {
-			var err error
-			if i, err = parseIntent(value); err != nil {
-				return nil, err
-			}
-		}
-		if err := edit(&i); err != nil {
-			return nil, err
-		}
-		if err := i.Subnet.Validate(); err != nil {
-			return nil, &InvalidError{err}
-		}
-		b, err := json.Marshal(i)
-		if err != nil || bytes.Equal(b, value) {
-			return nil, err
-		}
-		return b, nil
-	})
-}
-
-// LoadIntent reads the intent of a store. It may be called on any goroutine.
-func LoadIntent(ctx context.Context, s store.Store) (Intent, error) {
-	e, err := s.Get(ctx, KeyIntent)
-	if isNotFound(err) {
-		return Intent{Version: IntentVersion}, nil
-	}
-	if err != nil {
-		return Intent{}, err
-	}
-	return parseIntent(e.Value)
-}
-
 // InvalidError is an intent that a manager would refuse.
 type InvalidError struct{ Err error }
 

@@ -75,10 +75,10 @@ func parseMKey(b []byte) (k MKey, err error) {
 	return k, nil
 }
 
-// EditMKey changes the M_Key in a store: edit gets it as it is, and may be called
-// several times. It may be called on any goroutine.
-func EditMKey(ctx context.Context, s store.Store, edit func(*MKey)) error {
-	return store.Edit(ctx, s, KeyMKey, func(value []byte) ([]byte, error) {
+// EditMKey changes the M_Key in a store, in one transaction with the entry of the history: edit gets it as it is, and
+// may be called several times. It may be called on any goroutine.
+func EditMKey(ctx context.Context, s store.Store, c Change, edit func(*MKey)) error {
+	return editEntry(ctx, s, KeyMKey, c, func(value []byte) ([]byte, error) {
 		k := MKey{Version: MKeyVersion}
 		if value != nil {
 			var err error

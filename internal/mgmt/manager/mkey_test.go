@@ -46,7 +46,7 @@ func TestMKeyIsShared(t *testing.T) {
 	a.m.Close()
 
 	ctx := context.Background()
-	if err := EditMKey(ctx, mem, func(m *MKey) { m.Set(77) }); err != nil {
+	if err := EditMKey(ctx, mem, Change{}, func(m *MKey) { m.Set(77) }); err != nil {
 		t.Fatal(err)
 	}
 	b.until("another key reaches the ports", guarded(b, 77))
@@ -62,7 +62,7 @@ func TestMKeyIsShared(t *testing.T) {
 	if _, err := store.Put(ctx, mem, KeyMKey, []byte(`{"version":1,"Kee":4711}`)); err != nil {
 		t.Fatal(err)
 	}
-	if err := EditMKey(ctx, mem, func(*MKey) {}); err == nil || strings.Contains(err.Error(), "Kee") {
+	if err := EditMKey(ctx, mem, Change{}, func(*MKey) {}); err == nil || strings.Contains(err.Error(), "Kee") {
 		t.Error(err)
 	}
 	// Nor where the manager reads it anew because its term begins.
@@ -101,7 +101,7 @@ func TestMKeyOfNode(t *testing.T) {
 		t.Errorf("a key was drawn: %v", err)
 	}
 	a.m.Close()
-	if err := EditMKey(context.Background(), mem, func(m *MKey) { m.Set(5) }); err != nil {
+	if err := EditMKey(context.Background(), mem, Change{}, func(m *MKey) { m.Set(5) }); err != nil {
 		t.Fatal(err)
 	}
 	b := begin(t, "b", mem, shared, func(c *Config) { c.MKey = 9 })

@@ -305,44 +305,6 @@ func (m *Manager) setVESWs(i VESWs, rev store.Rev) {
 // master.
 func (m *Manager) Ethernet() (s em.Status, ok bool) { return m.em.Status(), m.em.Active() }
 
-// EditVESWs changes the virtual Ethernet switches in a store: edit gets them as they are, and may be
-// called several times. It may be called on any goroutine.
-func EditVESWs(ctx context.Context, s store.Store, edit func(*em.Intent) error) error {
-	return store.Edit(ctx, s, KeyVESWs, func(value []byte) ([]byte, error) {
-		i := VESWs{Version: VESWsVersion, Ethernet: em.Intent{FabricID: DefaultFabricID}}
-		if value != nil {
-			var err error
-			if i, err = parseVESWs(value); err != nil {
-				return nil, err
-			}
-		}
-		if err := edit(&i.Ethernet); err != nil {
-			return nil, err
-		}
-		if err := i.Ethernet.Validate(); err != nil {
-			return nil, &InvalidError{err}
-		}
-		b, err := json.Marshal(i)
-		if err != nil || bytes.Equal(b, value) {
-			return nil, err
-		}
-		return b, nil
-	})
-}
-
-// LoadVESWs reads the virtual Ethernet switches of a store. It may be called on any goroutine.
-func LoadVESWs(ctx context.Context, s store.Store) (em.Intent, error) {
-	e, err := s.Get(ctx, KeyVESWs)
-	if isNotFound(err) {
-		return em.Intent{FabricID: DefaultFabricID}, nil
-	}
-	if err != nil {
-		return em.Intent{}, err
-	}
-	i, err := parseVESWs(e.Value)
-	return i.Ethernet, err
-}
-
 func parseVESWs(b []byte) (i VESWs, err error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()

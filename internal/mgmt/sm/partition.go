@@ -39,7 +39,9 @@ func Keys(partitions []Partition, guid ib.GUID) (keys []ib.PKey) {
 }
 
 // keysOf returns the partition keys of a port.
-func (b *base) keysOf(guid ib.GUID) []ib.PKey { return keysFor(b.intent.Partitions, guid, b.cfg.PortGUID) }
+func (b *base) keysOf(guid ib.GUID) []ib.PKey {
+	return keysFor(b.intent.Partitions, guid, b.cfg.PortGUID)
+}
 
 // keysFor is Keys with the port of a manager, which is a full member of the default partition.
 func keysFor(partitions []Partition, guid, manager ib.GUID) []ib.PKey {

@@ -144,7 +144,7 @@ func (n *Network) findPath(ctx context.Context, q api.PathQuery) (v api.Path, er
 	}
 	var ends [2]topo.Ref
 	for i, name := range []string{from, to} {
-		guid, err := n.portNamed(name, t)
+		guid, err := n.portNamed(ctx, name, t)
 		if err != nil {
 			return v, err
 		}

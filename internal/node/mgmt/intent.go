@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
@@ -18,16 +19,12 @@ import (
 )
 
 func (n *Network) partitions(ctx context.Context) (list []api.Partition, err error) {
-	i, err := n.intent(ctx, "weft pkey list")
-	if err != nil {
-		return nil, err
-	}
-	v, err := n.VESWs.intent(ctx, "weft pkey list")
+	d, err := n.desired(ctx, "weft pkey list")
 	if err != nil {
 		return nil, err
 	}
 	t := n.topologyIfKnown()
-	intended := manager.Partitions(&i, &v)
+	intended := manager.Partitions(&d.Intent, &d.Ethernet)
 	for _, p := range intended {
 		list = append(list, describePartition(&p, t))
 	}
@@ -35,16 +32,6 @@ func (n *Network) partitions(ctx context.Context) (list []api.Partition, err err
 		list = addTruth(list, intended, &real)
 	}
 	return list, nil
-}
-
-// intent reads the intent from the store.
-func (n *Network) intent(ctx context.Context, command string) (i manager.Intent, err error) {
-	if err := n.editable(ctx, command); err != nil {
-		return i, err
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	return manager.LoadIntent(ctx, reads(n.store, n.storeMember))
 }
 
 func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {
@@ -78,9 +65,6 @@ func (n *Network) addPartition(ctx context.Context, want api.Partition) (api.Par
 	if err := n.editable(ctx, "weft pkey add"); err != nil {
 		return want, err
 	}
-	if err := n.VESWs.keyTaken(ctx, key); err != nil {
-		return want, err
-	}
 	var members []sm.Member
 	all := sm.NotMember
 	t := n.topologyIfKnown()
@@ -97,14 +81,18 @@ func (n *Network) addPartition(ctx context.Context, want api.Partition) (api.Par
 			all = as
 			continue
 		}
-		guid, err := n.portNamed(m.Port, t)
+		guid, err := n.portNamed(ctx, m.Port, t)
 		if err != nil {
 			return want, err
 		}
 		members = append(members, sm.Member{PortGUID: guid, As: as})
 	}
 	var out sm.Partition
-	err = n.edit(ctx, func(i *manager.Intent) error {
+	err = n.change(ctx, "pkey add", "weft pkey list", func(d *manager.Desired) error {
+		i := &d.Intent
+		if err := keyTaken(&d.Ethernet, key); err != nil {
+			return err
+		}
 		j := partition(i, key)
 		if j < 0 {
 			name := want.Name
@@ -152,19 +140,19 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 			all = true
 			continue
 		}
-		guid, err := n.portNamed(name, t)
+		guid, err := n.portNamed(ctx, name, t)
 		if err != nil {
 			return err
 		}
 		guids = append(guids, guid)
 	}
-	taken := n.VESWs.keyTaken(ctx, key)
-	err = n.edit(ctx, func(i *manager.Intent) error {
+	err = n.change(ctx, "pkey delete", "weft pkey list", func(d *manager.Desired) error {
+		i := &d.Intent
 		j := partition(i, key)
-		if j < 0 && taken != nil {
-			return taken
-		}
 		if j < 0 {
+			if err := keyTaken(&d.Ethernet, key); err != nil {
+				return err
+			}
 			return describe.NotFound("weft pkey list", "there is no partition %s", describe.PKey(key))
 		}
 		if len(names) == 0 {
@@ -231,7 +219,7 @@ func joinNames(state uint8) (names []string) {
 }
 
 // groupOf returns the group of a request.
-func (n *Network) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
+func (n *Network) groupOf(ctx context.Context, j *api.GroupJoin) (g sa.Group, err error) {
 	const help = "weft mcast join --help"
 	a, err := netip.ParseAddr(j.MGID)
 	if err != nil || !a.Is6() || !a.IsMulticast() {
@@ -256,7 +244,7 @@ func (n *Network) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 	}
 	t := n.topologyIfKnown()
 	for _, name := range j.Members {
-		guid, err := n.portNamed(name, t)
+		guid, err := n.portNamed(ctx, name, t)
 		if err != nil {
 			return g, err
 		}
@@ -271,11 +259,12 @@ func (n *Network) editGroup(ctx context.Context, command string, j *api.GroupJoi
 	if err := n.editable(ctx, command); err != nil {
 		return err
 	}
-	g, err := n.groupOf(j)
+	g, err := n.groupOf(ctx, j)
 	if err != nil {
 		return err
 	}
-	return n.edit(ctx, func(i *manager.Intent) error {
+	return n.change(ctx, strings.TrimPrefix(command, "weft "), "weft mcast groups", func(d *manager.Desired) error {
+		i := &d.Intent
 		return edit(i, slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID }), &g)
 	})
 }

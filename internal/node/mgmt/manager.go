@@ -58,7 +58,11 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) { k.Set(key) }); err != nil {
+	by := n.changeOf(ctx, "sm set")
+	if by.Text = "another M_Key"; key == 0 {
+		by.Text = "no M_Key"
+	}
+	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) { k.Set(key) }); err != nil {
 		return storeError(err)
 	}
 	n.noMKey.Store(nil)
@@ -84,8 +88,8 @@ func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChang
 			roots = append(roots, g)
 		}
 	}
-	err := n.editFor(ctx, fix, func(i *manager.Intent) error {
-		s := &i.Subnet
+	err := n.change(ctx, "sm set", fix, func(d *manager.Desired) error {
+		s := &d.Subnet
 		if c.Routing != nil {
 			s.Engine = *c.Routing
 		}
@@ -296,7 +300,9 @@ func (n *Network) ReplaceMKey(ctx context.Context) error {
 	if _, err := n.store.Get(ctx, manager.KeyMKey); isNotFound(err) {
 		return nil
 	}
-	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) {
+	by := n.changeOf(ctx, "member remove")
+	by.Text = "another M_Key, since a member was removed"
+	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) {
 		if !k.Off {
 			k.Set(manager.RandomMKey())
 		}

@@ -42,6 +42,8 @@ type Config struct {
 	Subnet   *subnet.Subnet            // nil: the node is in no subnet
 	// DevicePort returns the GUID of a device's InfiniBand port; false where there is none.
 	DevicePort func(device string) (ib.GUID, bool)
+	// Member is the name of the node as a member of a fabric, empty where it is none; nil: always.
+	Member func() string
 	// ManagedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
 	ManagedBy func() ib.LID
 }
@@ -137,7 +139,9 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) {
+	by := n.changeOf(ctx, "token")
+	by.Text = "an M_Key, since the node is in a fabric now"
+	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) {
 		if k.Key == 0 && !k.Off {
 			k.Set(manager.RandomMKey())
 		}
@@ -219,13 +223,16 @@ func (n *Network) topologyIfKnown() (t *topo.Subnet) {
 	return t
 }
 
-// portNamed returns the GUID of a port: the GUID itself, a device of this node,
-// or DEVICE@NODE with a host name, or the GUID of a node's switch.
-func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
+// portNamed returns the GUID of a port: the GUID itself, a device of the node that received the request of ctx, or
+// DEVICE@NODE with a host name, or the GUID of a node's switch.
+func (n *Network) portNamed(ctx context.Context, name string, t *topo.Subnet) (ib.GUID, error) {
 	if g, ok := describe.ParseGUID(name); ok {
 		return g, nil
 	}
 	device, host, remote := strings.Cut(name, "@")
+	if c := api.CallerOf(ctx); !remote && c.Node != 0 { // of the member that forwarded the request
+		host, remote = c.Node.String(), true
+	}
 	own, isGUID := describe.ParseGUID(host)
 	if !remote || isGUID && own == n.cfg.GUID {
 		port, ok := n.cfg.DevicePort(device)

@@ -259,30 +259,6 @@ func refusedChange(m *etcd.Member, f *Fabric, err error) error {
 	return storeError(err)
 }
 
-// edit changes the intended partitions and groups, in the store.
-func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
-	return n.editFor(ctx, "weft pkey list", f)
-}
-
-// editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
-func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
-	if err := n.fabric.Load().administer(); err != nil {
-		return err
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	err := manager.EditIntent(ctx, n.manager.Store(), f)
-	var known *api.Error
-	var wrong *manager.InvalidError
-	switch {
-	case err == nil, errors.As(err, &known):
-		return err
-	case errors.As(err, &wrong):
-		return describe.Invalid(fix, "%v", wrong.Err)
-	}
-	return refusedChange(n.storeMember, n.fabric.Load(), err)
-}
-
 // Close ends the manager and closes the store.
 func (n *Network) Close() {
 	if n.manager != nil {

@@ -141,7 +141,7 @@ func (n *Network) checkPair(ctx context.Context, q api.PathQuery) (v api.PairChe
 	}
 	var ends [2]ib.GUID
 	for i, name := range []string{q.From, q.To} {
-		if ends[i], err = n.portNamed(name, f.Topo); err != nil {
+		if ends[i], err = n.portNamed(ctx, name, f.Topo); err != nil {
 			return v, err
 		}
 	}

@@ -68,15 +68,8 @@ func noVESW(name string) error {
 
 // intent reads the intent from the store.
 func (e *VESWs) intent(ctx context.Context, command string) (i em.Intent, err error) {
-	if err := e.n.editable(ctx, command); err != nil {
-		return i, err
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	if i, err = manager.LoadVESWs(ctx, reads(e.n.store, e.n.storeMember)); err != nil {
-		err = storeError(err)
-	}
-	return i, err
+	d, err := e.n.desired(ctx, command)
+	return d.Ethernet, err
 }
 
 // status is what this node's Ethernet Manager knows, if it is the master.
@@ -180,32 +173,21 @@ func veswState(s *em.VESWStatus) string {
 	return api.VESWUp
 }
 
-// edit changes the intent in the store, and describes one of its virtual Ethernet switches.
-func (e *VESWs) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
-	if err := e.n.fabric.Load().administer(); err != nil {
-		return v, err
-	}
+// edit changes the configuration in the store, and describes one of its virtual Ethernet switches.
+func (e *VESWs) edit(ctx context.Context, op, help, name string, f func(*manager.Desired) error) (v api.VESW, err error) {
 	var after em.Intent
-	edit, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	err = manager.EditVESWs(edit, e.n.manager.Store(), func(i *em.Intent) error {
-		if err := f(i); err != nil {
+	err = e.n.change(ctx, op, help, func(d *manager.Desired) error {
+		if err := f(d); err != nil {
 			return err
 		}
-		after = *i
+		after = d.Ethernet
 		return nil
 	})
-	var known *api.Error
-	var wrong *manager.InvalidError
 	switch {
-	case errors.As(err, &known):
-		return v, err
 	case errors.Is(err, em.ErrNoVESW):
 		return v, noVESW(name)
-	case errors.As(err, &wrong):
-		return v, describe.Invalid(help, "%v", wrong.Err)
 	case err != nil:
-		return v, storeError(err)
+		return v, err
 	}
 	if w := after.Find(name); w != nil {
 		s, master, t := e.status()
@@ -251,11 +233,8 @@ func (e *VESWs) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) 
 	if err := e.n.editable(ctx, "weft vesw create"); err != nil {
 		return api.VESW{}, err
 	}
-	others, err := e.n.intent(ctx, "weft vesw create")
-	if err != nil {
-		return api.VESW{}, err
-	}
-	v, err := e.edit(ctx, help, c.Name, func(i *em.Intent) error {
+	v, err := e.edit(ctx, "vesw create", help, c.Name, func(d *manager.Desired) error {
+		i := &d.Ethernet
 		if c.ByteIDs != nil {
 			i.ByteIDs = *c.ByteIDs
 		}
@@ -273,7 +252,7 @@ func (e *VESWs) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) 
 		if err := i.Create(w); err != nil {
 			return describe.Invalid(help, "%v", err)
 		}
-		return partitionFree(&others, i.Find(c.Name))
+		return partitionFree(&d.Intent, i.Find(c.Name))
 	})
 	if err == nil {
 		e.n.cfg.Log.Info("virtual Ethernet switch created", "name", c.Name, "id", v.ID)
@@ -297,18 +276,14 @@ func (e *VESWs) change(ctx context.Context, name string, c api.VESWChange) (v ap
 	if err := e.n.editable(ctx, "weft vesw set"); err != nil {
 		return v, err
 	}
-	others, err := e.n.intent(ctx, "weft vesw set")
-	if err != nil {
-		return v, err
-	}
-	return e.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) (err error) {
+	return e.editNamed(ctx, "vesw set", help, name, func(d *manager.Desired, w *em.VESW) (err error) {
 		if c.PKey != nil {
 			if w.PKey = 0; *c.PKey != "" {
 				if w.PKey, err = describe.ParsePKey(*c.PKey); err != nil {
 					return err
 				}
 			}
-			if err := partitionFree(&others, w); err != nil {
+			if err := partitionFree(&d.Intent, w); err != nil {
 				return err
 			}
 		}
@@ -338,8 +313,8 @@ func (e *VESWs) change(ctx context.Context, name string, c api.VESWChange) (v ap
 }
 
 // editNamed changes the VESW with a name or an identifier.
-func (e *VESWs) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW,
-	error) {
+func (e *VESWs) editNamed(ctx context.Context, op, help, name string,
+	f func(*manager.Desired, *em.VESW) error) (api.VESW, error) {
 	i, err := e.intent(ctx, strings.TrimSuffix(help, " --help"))
 	if err != nil {
 		return api.VESW{}, err
@@ -349,12 +324,12 @@ func (e *VESWs) editNamed(ctx context.Context, help, name string, f func(*em.Int
 		return api.VESW{}, err
 	}
 	name = w.Name
-	return e.edit(ctx, help, name, func(i *em.Intent) error {
-		w := i.Find(name)
+	return e.edit(ctx, op, help, name, func(d *manager.Desired) error {
+		w := d.Ethernet.Find(name)
 		if w == nil {
-			return em.ErrNoVESW
+			return noVESW(name)
 		}
-		err := f(i, w)
+		err := f(d, w)
 		var known *api.Error
 		if err == nil || errors.As(err, &known) || errors.Is(err, em.ErrNoVESW) {
 			return err
@@ -364,7 +339,9 @@ func (e *VESWs) editNamed(ctx context.Context, help, name string, f func(*em.Int
 }
 
 func (e *VESWs) delete(ctx context.Context, name string) error {
-	_, err := e.editNamed(ctx, "weft vesw list", name, func(i *em.Intent, w *em.VESW) error { return i.Delete(w.Name) })
+	_, err := e.editNamed(ctx, "vesw delete", "weft vesw list", name, func(d *manager.Desired, w *em.VESW) error {
+		return d.Ethernet.Delete(w.Name)
+	})
 	if err == nil {
 		e.n.cfg.Log.Info("virtual Ethernet switch deleted", "name", name)
 	}
@@ -383,12 +360,12 @@ func (e *VESWs) AddPort(ctx context.Context, name string, p api.VESWPortAdd) (v 
 	if err := e.n.editable(ctx, "weft vesw port add"); err != nil {
 		return v, err
 	}
-	guid, err := e.n.portNamed(p.Port, e.n.topologyIfKnown())
+	guid, err := e.n.portNamed(ctx, p.Port, e.n.topologyIfKnown())
 	if err != nil {
 		return v, err
 	}
-	v, err = e.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) error {
-		_, err := i.Add(w.Name, guid, index, p.Gateway)
+	v, err = e.editNamed(ctx, "vesw port add", help, name, func(d *manager.Desired, w *em.VESW) error {
+		_, err := d.Ethernet.Add(w.Name, guid, index, p.Gateway)
 		return err
 	})
 	if err == nil {
@@ -401,12 +378,13 @@ func (e *VESWs) removePort(ctx context.Context, name, port string, vport int) er
 	if err := e.n.editable(ctx, "weft vesw port del"); err != nil {
 		return err
 	}
-	guid, err := e.n.portNamed(port, e.n.topologyIfKnown())
+	guid, err := e.n.portNamed(ctx, port, e.n.topologyIfKnown())
 	if err != nil {
 		return err
 	}
-	_, err = e.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
-		if err := i.Remove(w.Name, guid, vport); err != nil {
+	_, err = e.editNamed(ctx, "vesw port delete", "weft vesw port del --help", name, func(d *manager.Desired,
+		w *em.VESW) error {
+		if err := d.Ethernet.Remove(w.Name, guid, vport); err != nil {
 			return describe.NotFound("weft vesw show "+w.Name, "port %s is no member of %s", port, w.Name)
 		}
 		return nil
@@ -424,7 +402,7 @@ func (e *VESWs) Leave(ctx context.Context, vesw, device string) {
 		return
 	}
 	var known *api.Error
-	err := e.removePort(ctx, vesw, device, -1)
+	err := e.removePort(api.Confirm(ctx, api.ConfirmAll), vesw, device, -1) // the deletion was confirmed
 	if err != nil && !(errors.As(err, &known) && known.Code == api.CodeNotFound) {
 		e.n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
 	}
@@ -473,13 +451,7 @@ func (e *VESWs) degraded() (list []api.Degraded) {
 }
 
 // keyTaken refuses a partition that a virtual Ethernet switch has for itself.
-func (e *VESWs) keyTaken(ctx context.Context, key ib.PKey) error {
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	i, err := manager.LoadVESWs(ctx, reads(e.n.store, e.n.storeMember))
-	if err != nil {
-		return storeError(err)
-	}
+func keyTaken(i *em.Intent, key ib.PKey) error {
 	for k := range i.VESWs {
 		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {
 			return describe.Invalid("weft vesw show "+v.Name,

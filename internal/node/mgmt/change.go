@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mgmt
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft/internal/control/api"
+	"weft/internal/control/fabricfile"
+	"weft/internal/mgmt/contact"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm"
+	"weft/internal/mgmt/sm/em"
+	"weft/internal/mgmt/sm/sa"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/node/describe"
+	"weft/internal/proto/ib"
+)
+
+// change changes the configuration in the store, in the name of the caller of ctx. op is the command, fix for a
+// configuration that a manager would refuse. edit may be called several times. A change that takes contact away is
+// refused unless ctx confirms it.
+func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manager.Desired) error) error {
+	if err := n.fabric.Load().administer(); err != nil {
+		return err
+	}
+	t := n.topologyIfKnown()
+	within, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	err := manager.Edit(within, n.manager.Store(), n.changeOf(ctx, op),
+		func(d *manager.Desired, c *manager.Change) error {
+			before := d.Clone()
+			if err := edit(d); err != nil {
+				return err
+			}
+			c.Text = fabricfile.Text(compare(&before, d, t))
+			return refuseLoss(ctx, lostBy(&before, d, t), t)
+		})
+	return n.changeError(fix, err)
+}
+
+// changeError is the error of a change as people see it.
+func (n *Network) changeError(fix string, err error) error {
+	var known *api.Error
+	var wrong *manager.InvalidError
+	switch {
+	case err == nil, errors.As(err, &known):
+		return err
+	case errors.As(err, &wrong):
+		return describe.Invalid(fix, "%v", wrong.Err)
+	}
+	return refusedChange(n.storeMember, n.fabric.Load(), err)
+}
+
+// changeOf is the entry of the history for a change by the caller of ctx.
+func (n *Network) changeOf(ctx context.Context, op string) manager.Change {
+	c := api.CallerOf(ctx)
+	if c.Member == "" && n.cfg.Member != nil {
+		c.Member = n.cfg.Member()
+	}
+	return manager.Change{At: n.cfg.Wall(n.cfg.Now()).UTC(), Op: op,
+		Author: manager.Author{Member: c.Member, UID: c.UID, User: c.User}}
+}
+
+// contactOf is what of a configuration decides about contact.
+func contactOf(d *manager.Desired) contact.Config {
+	return contact.Config{Partitions: manager.Partitions(&d.Intent, &d.Ethernet), VESWs: d.Ethernet.VESWs, Groups: d.Groups}
+}
+
+// lostBy returns what a change takes away from the ports of the subnet. Where this node does not know them, t is nil,
+// the ports that the configuration names count, and all others are one.
+func lostBy(before, after *manager.Desired, t *topo.Subnet) []contact.Loss {
+	was, is := contactOf(before), contactOf(after)
+	list := contact.Lost(was, is, portsOf(t), nil)
+	if t == nil && len(contact.Lost(was, is, []ib.GUID{unnamed, unnamed + 1}, nil)) > len(list) {
+		list = append(list, contact.Loss{Port: unnamed, By: "every port that is in no partition with it"})
+	}
+	return list
+}
+
+// unnamed stands for any port that no configuration names; no port has this GUID or the next.
+const unnamed ib.GUID = 1<<64 - 2
+
+// portsOf are the ports of adapters in the subnet.
+func portsOf(t *topo.Subnet) (list []ib.GUID) {
+	if t == nil {
+		return nil
+	}
+	for r := range t.EndPorts() {
+		if n := &t.Nodes[r.Node]; !n.IsSwitch() {
+			list = append(list, t.Port(r).GUID)
+		}
+	}
+	return list
+}
+
+// describeLost describes a loss, nil where nothing is lost.
+func describeLost(list []contact.Loss, t *topo.Subnet) *api.LostContact {
+	if len(list) == 0 {
+		return nil
+	}
+	v := &api.LostContact{Pairs: contact.Pairs(list)}
+	sum := sha256.New()
+	for _, l := range list {
+		fmt.Fprintln(sum, l)
+		if len(v.Lines) == api.LostLines {
+			v.More++
+			continue
+		}
+		v.Lines = append(v.Lines, lossText(l, t))
+	}
+	v.Digest = hex.EncodeToString(sum.Sum(nil)[:16])
+	return v
+}
+
+// lossText is a loss in a line.
+func lossText(l contact.Loss, t *topo.Subnet) string {
+	const most = 3 // names in a line
+	var names []string
+	for i, p := range l.With {
+		if i == most && len(l.With) > most+1 {
+			names = append(names, fmt.Sprintf("%d more", len(l.With)-most))
+			break
+		}
+		names = append(names, portText(t, p))
+	}
+	text := portText(t, l.Port)
+	if l.Port == unnamed {
+		text = "every port that the configuration does not name"
+	}
+	switch {
+	case len(names) == 0:
+		return text + ": " + l.By
+	case l.By != "":
+		return text + ": " + strings.Join(names, ", ") + ", in " + l.By
+	}
+	return text + ": " + strings.Join(names, ", ")
+}
+
+// portText is the name of a port, its GUID where it has none.
+func portText(t *topo.Subnet, g ib.GUID) string {
+	if name := portName(t, g); name != "" {
+		return name
+	}
+	return g.String()
+}
+
+// refuseLoss refuses a change that takes contact away, unless the request of ctx confirms it.
+func refuseLoss(ctx context.Context, list []contact.Loss, t *topo.Subnet) error {
+	lost := describeLost(list, t)
+	if lost == nil {
+		return nil
+	}
+	switch api.Confirmed(ctx) {
+	case api.ConfirmAll, lost.Digest:
+		return nil
+	}
+	return LossError(lost)
+}
+
+// LossError is the refusal of a change that takes contact away.
+func LossError(lost *api.LostContact) error {
+	why := strings.Join(lost.Lines[:min(len(lost.Lines), 3)], "; ")
+	if more := len(lost.Lines) - 3 + lost.More; more > 0 {
+		why += fmt.Sprintf("; and %d more", more)
+	}
+	return &api.Error{Code: api.CodeContact, Why: "it takes contact away: " + why,
+		Fix: "the same with --yes", Lost: lost}
+}
+
+// RefuseDelete refuses the deletion of a device whose port the configuration names, or that programs use, unless the
+// request of ctx confirms it. users are the programs. Where this node cannot read the configuration, the programs alone
+// count.
+func (n *Network) RefuseDelete(ctx context.Context, port ib.GUID, users []string) error {
+	var list []contact.Loss
+	for _, u := range users {
+		list = append(list, contact.Loss{Port: port, By: "the session of " + u + " ends"})
+	}
+	t := n.topologyIfKnown()
+	if d, err := n.desired(ctx, "weft pkey list"); n.sub != nil && err == nil && port != 0 {
+		c := contactOf(&d)
+		if named(&c, port) {
+			list = append(list, contact.Lost(c, c, portsOf(t), []ib.GUID{port})...)
+		}
+	}
+	return refuseLoss(ctx, list, t)
+}
+
+// named reports whether a configuration names a port.
+func named(c *contact.Config, port ib.GUID) bool {
+	for _, p := range c.Partitions {
+		if slices.ContainsFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == port }) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(c.VESWs, func(v em.VESW) bool {
+		return slices.ContainsFunc(v.Members, func(m em.Member) bool { return m.Port == port })
+	}) || slices.ContainsFunc(c.Groups, func(g sa.Group) bool {
+		return slices.ContainsFunc(g.Members, func(m sa.Member) bool { return m.PortGUID == port })
+	})
+}

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mgmt
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft/internal/control/api"
+	"weft/internal/control/fabricfile"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm"
+	"weft/internal/mgmt/sm/em"
+	"weft/internal/mgmt/sm/sa"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/node/describe"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/problem"
+)
+
+// desired reads the configuration from the store.
+func (n *Network) desired(ctx context.Context, command string) (d manager.Desired, err error) {
+	if err := n.editable(ctx, command); err != nil {
+		return d, err
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	if d, err = manager.Load(ctx, reads(n.store, n.storeMember)); err != nil {
+		err = storeError(err)
+	}
+	return d, err
+}
+
+func (n *Network) exportDesired(ctx context.Context) (api.Desired, error) {
+	d, err := n.desired(ctx, "weft export")
+	if err != nil {
+		return api.Desired{}, err
+	}
+	return describeDesired(&d), nil
+}
+
+func (n *Network) compareDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
+	d, err := n.desired(ctx, "weft diff")
+	if err != nil {
+		return v, err
+	}
+	t := n.topologyIfKnown()
+	before := d.Clone()
+	if err := n.desire(ctx, &want, &d, t); err != nil {
+		return v, err
+	}
+	if err := n.changeError("weft export", d.Validate()); err != nil {
+		return v, err
+	}
+	return api.Comparison{Changes: compare(&before, &d, t), Lost: describeLost(lostBy(&before, &d, t), t)}, nil
+}
+
+func (n *Network) applyDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
+	if err := n.editable(ctx, "weft apply"); err != nil {
+		return v, err
+	}
+	t := n.topologyIfKnown()
+	err = n.change(ctx, "apply", "weft export", func(d *manager.Desired) error {
+		before := d.Clone()
+		if err := n.desire(ctx, &want, d, t); err != nil {
+			return err
+		}
+		v = api.Comparison{Changes: compare(&before, d, t), Lost: describeLost(lostBy(&before, d, t), t)}
+		return nil
+	})
+	if err == nil {
+		n.cfg.Log.Info("configuration applied", "changes", len(v.Changes))
+	}
+	return v, err
+}
+
+func (n *Network) history(ctx context.Context, since api.Since) (list []api.HistoryEntry, err error) {
+	if err := n.editable(ctx, "weft history"); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	all, err := manager.History(ctx, reads(n.store, n.storeMember), since.Time())
+	if err != nil {
+		return nil, storeError(err)
+	}
+	for _, c := range all {
+		list = append(list, api.HistoryEntry{Number: c.Number, At: c.At, Member: c.Member, UID: c.UID, User: c.User,
+			Op: c.Op, Text: c.Text})
+	}
+	return list, nil
+}
+
+// compare lists the differences between two configurations, with the names of ports that t has.
+func compare(is, want *manager.Desired, t *topo.Subnet) []api.DesiredChange {
+	return fabricfile.Compare(describeDesired(is), describeDesired(want), func(port string) string {
+		g, ok := describe.ParseGUID(port)
+		if !ok {
+			return ""
+		}
+		return portName(t, g)
+	})
+}
+
+// describeDesired describes a configuration. What it returns is as much as desire needs to make it again.
+func describeDesired(d *manager.Desired) api.Desired {
+	s := &d.Subnet
+	v := api.Desired{Subnet: &api.DesiredSubnet{Routing: s.Engine, Protect: int(s.MKeyProtect), LeaseS: int(s.MKeyLease)},
+		Partitions: []api.DesiredPartition{}, VESWs: []api.DesiredVESW{}, Groups: []api.DesiredGroup{},
+		Ethernet: &api.DesiredEthernet{FabricID: int(d.Ethernet.FabricID), ByteIDs: d.Ethernet.ByteIDs}}
+	for _, g := range s.Roots {
+		v.Subnet.Roots = append(v.Subnet.Roots, g.String())
+	}
+	for i := range s.Partitions {
+		p := &s.Partitions[i]
+		x := api.DesiredPartition{Name: p.Name, PKey: describe.PKey(p.PKey | 0x8000), Apart: p.Apart}
+		if p.All != sm.NotMember {
+			x.Members = append(x.Members, memberText(api.AllPorts, p.All))
+		}
+		for _, m := range p.Members {
+			x.Members = append(x.Members, memberText(m.PortGUID.String(), m.As))
+		}
+		v.Partitions = append(v.Partitions, x)
+	}
+	for i := range d.Ethernet.VESWs {
+		w := &d.Ethernet.VESWs[i]
+		x := api.DesiredVESW{Name: w.Name, ID: int(w.ID), MTU: int(w.MTU), Flood: w.Flood, NoUserMACs: w.NoUserMACs,
+			MaxMACs: int(w.MaxMACs), SL: int(w.SL)}
+		if w.PKey != 0 {
+			x.PKey = describe.PKey(w.PKey | 0x8000)
+		}
+		if w.PCP != nil {
+			for _, sl := range w.PCP {
+				x.PCP = append(x.PCP, int(sl))
+			}
+		}
+		for _, m := range w.Members {
+			index := int(m.Index)
+			x.Ports = append(x.Ports, api.DesiredVESWPort{Port: m.Port.String(), VPort: &index, Number: int(m.Num),
+				Gateway: m.Gateway})
+		}
+		v.VESWs = append(v.VESWs, x)
+	}
+	for i := range d.Groups {
+		g := &d.Groups[i]
+		x := api.DesiredGroup{MGID: g.MGID.String(), PKey: describe.PKey(g.PKey | 0x8000), MTU: describe.MTU(g.MTU)}
+		if g.QKey != 0 {
+			x.QKey = fmt.Sprintf("0x%08x", uint32(g.QKey))
+		}
+		for _, m := range g.Members {
+			x.Members = append(x.Members, m.PortGUID.String())
+		}
+		v.Groups = append(v.Groups, x)
+	}
+	return v
+}
+
+func memberText(port string, as sm.Membership) string {
+	if as == sm.Full {
+		return port
+	}
+	return port + "=" + membershipText(as)
+}
+
+// desire makes d what want states. On an error d is undefined. The line that the error names is that of the file.
+func (n *Network) desire(ctx context.Context, want *api.Desired, d *manager.Desired, t *topo.Subnet) error {
+	s := desirer{n: n, ctx: ctx, t: t}
+	if w := want.Subnet; w != nil {
+		if err := s.subnet(w, &d.Subnet); err != nil {
+			return err
+		}
+	}
+	if want.Partitions != nil {
+		if err := s.partitions(want.Partitions, &d.Subnet); err != nil {
+			return err
+		}
+	}
+	if w := want.Ethernet; w != nil {
+		id, err := narrow[uint16](w.FabricID, "fabric_id")
+		if err != nil || id > em.MaxFabricID {
+			return wrongLine(w.Line, "fabric_id %d: want 0 to %d", w.FabricID, em.MaxFabricID)
+		}
+		d.Ethernet.FabricID, d.Ethernet.ByteIDs = id, w.ByteIDs
+	}
+	if want.VESWs != nil {
+		if err := s.vesws(want.VESWs, &d.Ethernet); err != nil {
+			return err
+		}
+	}
+	if want.Groups != nil {
+		if err := s.groups(want.Groups, d); err != nil {
+			return err
+		}
+	}
+	return s.separate(want, d)
+}
+
+// wrongLine is an error with the line of the file, 0 where there is none.
+func wrongLine(line int, format string, args ...any) error {
+	why := fmt.Sprintf(format, args...)
+	if line != 0 {
+		why = fmt.Sprintf("line %d: %s", line, why)
+	}
+	return describe.Invalid("weft export prints the form", "%s", why)
+}
+
+// desirer makes a configuration what a request states.
+type desirer struct {
+	n   *Network
+	ctx context.Context
+	t   *topo.Subnet
+}
+
+func (s desirer) port(line int, name string) (ib.GUID, error) {
+	g, err := s.n.portNamed(s.ctx, name, s.t)
+	if err != nil {
+		return 0, wrongLine(line, "%s", problem.Of("", err).Why)
+	}
+	return g, nil
+}
+
+// key reads a P_Key of a file, which has 0x before it: digits alone could be decimal.
+func (s desirer) key(line int, text string) (ib.PKey, error) {
+	key, err := describe.ParsePKey(text)
+	switch {
+	case err != nil:
+		return 0, wrongLine(line, "%v", err)
+	case !strings.HasPrefix(text, "0x"):
+		return 0, wrongLine(line, "the P_Key %s may be decimal or hexadecimal: write 0x before it", text)
+	}
+	return key, nil
+}
+
+func (s desirer) subnet(w *api.DesiredSubnet, i *sm.Intent) error {
+	i.Engine, i.Roots = w.Routing, nil
+	for _, r := range w.Roots {
+		g, ok := describe.ParseGUID(r)
+		if !ok {
+			return wrongLine(w.Line, "a root is the GUID of a switch, not %q", r)
+		}
+		i.Roots = append(i.Roots, g)
+	}
+	if len(w.Roots) > 0 && !slices.Contains(strings.Split(w.Routing, ","), "updn") {
+		return wrongLine(w.Line, "roots are for the engine updn, which the routing %q does not name", w.Routing)
+	}
+	if w.Protect < 0 || w.Protect > 3 {
+		return wrongLine(w.Line, "m_key_protect %d: want 0 to 3", w.Protect)
+	}
+	if w.LeaseS != 0 && (w.LeaseS < api.MinMKeyLease || w.LeaseS > api.MaxMKeyLease) {
+		return wrongLine(w.Line, "m_key_lease_s %d: want %d to %d", w.LeaseS, api.MinMKeyLease, api.MaxMKeyLease)
+	}
+	i.MKeyProtect, i.MKeyLease = uint8(w.Protect), uint16(w.LeaseS)
+	alone := sm.Intent{Engine: i.Engine, Roots: i.Roots}
+	if err := alone.Validate(); err != nil {
+		return wrongLine(w.Line, "%v", err)
+	}
+	return nil
+}
+
+func (s desirer) partitions(want []api.DesiredPartition, i *sm.Intent) error {
+	i.Partitions = nil
+	at := map[ib.PKey]int{}
+	for _, w := range want {
+		key, err := s.key(w.Line, w.PKey)
+		if err != nil {
+			return err
+		}
+		if before, twice := at[key]; twice {
+			return wrongLine(w.Line, "partition %s is there twice: also in line %d", describe.PKey(key), before)
+		}
+		at[key] = w.Line
+		p := sm.Partition{Name: cmp.Or(w.Name, describe.PKey(key)), PKey: key, Apart: w.Apart}
+		if err := s.members(&w, &p); err != nil {
+			return err
+		}
+		if err := (&sm.Intent{Partitions: []sm.Partition{p}}).Validate(); err != nil {
+			return wrongLine(w.Line, "%v", err)
+		}
+		i.Partitions = append(i.Partitions, p)
+	}
+	return nil
+}
+
+func (s desirer) members(w *api.DesiredPartition, p *sm.Partition) error {
+	for _, text := range w.Members {
+		port, as, _ := strings.Cut(text, "=")
+		ms := sm.Full
+		switch as {
+		case "", api.MemberFull:
+		case api.MemberLimited:
+			ms = sm.Limited
+		default:
+			return wrongLine(w.Line, "partition %s: a member is full or limited, not %q", p.Name, as)
+		}
+		if port == api.AllPorts {
+			if p.All != sm.NotMember {
+				return wrongLine(w.Line, "partition %s: %s is a member twice", p.Name, api.AllPorts)
+			}
+			p.All = ms
+			continue
+		}
+		guid, err := s.port(w.Line, port)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == guid }) {
+			return wrongLine(w.Line, "partition %s: port %s is a member twice", p.Name, port)
+		}
+		p.Members = append(p.Members, sm.Member{PortGUID: guid, As: ms})
+	}
+	return nil
+}
+
+// vesws makes the virtual Ethernet switches those of a request. What it does not state, an identifier and the numbers
+// of ports, stays as it is, or is chosen.
+func (s desirer) vesws(want []api.DesiredVESW, i *em.Intent) error {
+	was := *i
+	i.VESWs = nil
+	ids := em.Intent{FabricID: i.FabricID, ByteIDs: i.ByteIDs, LastID: i.LastID}
+	lines := map[string]int{}
+	for k := range want {
+		w := &want[k]
+		if before, twice := lines[w.Name]; twice {
+			return wrongLine(w.Line, "vesw %s is there twice: also in line %d", w.Name, before)
+		}
+		lines[w.Name] = w.Line
+		v, err := s.vesw(w, &was)
+		if err != nil {
+			return err
+		}
+		i.VESWs = append(i.VESWs, v)
+		if v.ID != 0 {
+			ids.VESWs = append(ids.VESWs, em.VESW{Name: v.Name, ID: v.ID, PKey: v.PKey})
+		}
+	}
+	for k := range i.VESWs {
+		v := &i.VESWs[k]
+		if v.ID == 0 {
+			if err := ids.Create(em.VESW{Name: v.Name, PKey: v.PKey}); err != nil {
+				return wrongLine(want[k].Line, "vesw %s: %v", v.Name, err)
+			}
+			v.ID, i.LastID = ids.Find(v.Name).ID, ids.LastID
+		}
+		alone := em.Intent{ByteIDs: i.ByteIDs, VESWs: []em.VESW{*v}}
+		if err := alone.Validate(); err != nil {
+			return wrongLine(want[k].Line, "vesw %v", err)
+		}
+	}
+	return s.choosePorts(want, i, &was)
+}
+
+// vesw makes a switch of a request, with the ports that have a vport.
+func (s desirer) vesw(w *api.DesiredVESW, was *em.Intent) (v em.VESW, err error) {
+	v = em.VESW{Name: w.Name, Flood: w.Flood, NoUserMACs: w.NoUserMACs}
+	var pcp []uint8
+	for _, sl := range w.PCP {
+		x, err := narrow[uint8](sl, "pcp")
+		if err != nil {
+			return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
+		}
+		pcp = append(pcp, x)
+	}
+	if pcp != nil {
+		if len(pcp) != 8 {
+			return v, wrongLine(w.Line, "vesw %s: %d service levels by priority: want 8", w.Name, len(pcp))
+		}
+		v.PCP = (*[8]uint8)(pcp)
+	}
+	if w.PKey != "" {
+		if v.PKey, err = s.key(w.Line, w.PKey); err != nil {
+			return v, err
+		}
+	}
+	for _, x := range []struct {
+		to   *uint16
+		from int
+		what string
+	}{{&v.ID, w.ID, "id"}, {&v.MTU, w.MTU, "mtu"}, {&v.MaxMACs, w.MaxMACs, "max_macs"}} {
+		if *x.to, err = narrow[uint16](x.from, x.what); err != nil {
+			return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
+		}
+	}
+	if v.SL, err = narrow[uint8](w.SL, "sl"); err != nil {
+		return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
+	}
+	if old := was.Find(w.Name); old != nil && v.ID == 0 {
+		v.ID = old.ID
+	}
+	return v, nil
+}
+
+// choosePorts gives the switches their ports: first those with a vport and a number, then the others, which get what
+// they had or what is free.
+func (s desirer) choosePorts(want []api.DesiredVESW, i, was *em.Intent) error {
+	type open struct {
+		vesw, line int
+		m          em.Member
+		index      int // -1: to be chosen
+	}
+	var later []open
+	type vport struct {
+		port  ib.GUID
+		index uint8
+	}
+	vports := map[vport]string{}
+	for k := range want {
+		v := &i.VESWs[k]
+		seen, numbers := map[ib.GUID]bool{}, map[uint32]bool{}
+		for _, p := range want[k].Ports {
+			line := cmp.Or(p.Line, want[k].Line)
+			guid, err := s.port(line, p.Port)
+			if err != nil {
+				return err
+			}
+			if seen[guid] {
+				return wrongLine(line, "vesw %s: port %s is there twice", v.Name, p.Port)
+			}
+			seen[guid] = true
+			o := open{k, line, em.Member{Port: guid, Num: uint32(max(p.Number, 0)), Gateway: p.Gateway}, -1}
+			if old := was.Find(v.Name); old != nil {
+				if j := slices.IndexFunc(old.Members, func(m em.Member) bool { return m.Port == guid }); j >= 0 {
+					o.index, o.m.Num = int(old.Members[j].Index), cmp.Or(o.m.Num, old.Members[j].Num)
+				}
+			}
+			if p.VPort != nil {
+				o.index = *p.VPort
+			}
+			if o.index > em.MaxIndex || p.VPort != nil && *p.VPort < 0 || p.Number < 0 || p.Number > em.MaxMembers {
+				return wrongLine(line, "vesw %s: port %s: vport 0 to %d, number 1 to %d", v.Name, p.Port, em.MaxIndex,
+					em.MaxMembers)
+			}
+			if o.index < 0 || o.m.Num == 0 {
+				later = append(later, o)
+				continue
+			}
+			o.m.Index = uint8(o.index)
+			if other, taken := vports[vport{guid, o.m.Index}]; taken {
+				return wrongLine(line, "vesw %s: vport %d of port %s is in %s", v.Name, o.index, p.Port, other)
+			}
+			if numbers[o.m.Num] {
+				return wrongLine(line, "vesw %s: port %s: the number %d is another's", v.Name, p.Port, o.m.Num)
+			}
+			vports[vport{guid, o.m.Index}], numbers[o.m.Num] = v.Name, true
+			v.Members = append(v.Members, o.m)
+		}
+	}
+	for _, o := range later {
+		v := &i.VESWs[o.vesw]
+		m, err := i.Add(v.Name, o.m.Port, o.index, o.m.Gateway)
+		if err != nil {
+			return wrongLine(o.line, "vesw %s: port %v: %v", v.Name, o.m.Port, err)
+		}
+		if o.m.Num != 0 && o.m.Num != m.Num {
+			v.Members[len(v.Members)-1].Num = o.m.Num
+		}
+		if err := i.Validate(); err != nil {
+			return wrongLine(o.line, "%v", err)
+		}
+	}
+	return nil
+}
+
+// groups makes the groups those of a request.
+func (s desirer) groups(want []api.DesiredGroup, d *manager.Desired) error {
+	was := d.Groups
+	d.Groups = nil
+	for _, w := range want {
+		j := api.GroupJoin{MGID: w.MGID, MTU: w.MTU, Members: w.Members}
+		if w.PKey != "" {
+			key, err := s.key(w.Line, w.PKey)
+			if err != nil {
+				return err
+			}
+			j.PKey = describe.PKey(key)
+		}
+		if w.QKey != "" {
+			k, err := strconv.ParseUint(w.QKey, 0, 32)
+			if err != nil || !strings.HasPrefix(w.QKey, "0x") {
+				return wrongLine(w.Line, "a Q_Key is a number of 32 bits with 0x before it, not %q", w.QKey)
+			}
+			j.QKey = uint32(k)
+		}
+		g, err := s.n.groupOf(s.ctx, &j)
+		if err != nil {
+			return wrongLine(w.Line, "%s", problem.Of("", err).Why)
+		}
+		for k, m := range g.Members {
+			if slices.ContainsFunc(g.Members[:k], func(o sa.Member) bool { return o.PortGUID == m.PortGUID }) {
+				return wrongLine(w.Line, "group %s: port %v is a member twice", w.MGID, m.PortGUID)
+			}
+		}
+		if slices.ContainsFunc(d.Groups, func(o sa.Group) bool { return o.MGID == g.MGID }) {
+			return wrongLine(w.Line, "group %s is there twice", w.MGID)
+		}
+		if k := slices.IndexFunc(was, func(o sa.Group) bool { return o.MGID == g.MGID }); k >= 0 {
+			old := was[k] // with what a request has no word for
+			old.PKey, old.QKey, old.MTU, old.Members = g.PKey, g.QKey, g.MTU, g.Members
+			g = old
+		}
+		for k := range g.Members {
+			g.Members[k].JoinState = mad.JoinFull
+		}
+		d.Groups = append(d.Groups, g)
+	}
+	return nil
+}
+
+// separate refuses a partition that a virtual Ethernet switch has for itself.
+func (s desirer) separate(want *api.Desired, d *manager.Desired) error {
+	for i := range d.Ethernet.VESWs {
+		v := &d.Ethernet.VESWs[i]
+		if !v.OwnPartition() || partition(&d.Intent, v.Key()) < 0 {
+			continue
+		}
+		line := 0
+		for _, w := range want.Partitions {
+			if k, err := describe.ParsePKey(w.PKey); err == nil && k == v.Key() {
+				line = w.Line
+			}
+		}
+		return wrongLine(line, "partition %s is the one that the virtual Ethernet switch %s has for itself",
+			describe.PKey(v.Key()), v.Name)
+	}
+	return nil
+}
