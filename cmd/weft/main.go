@@ -18,6 +18,8 @@ import (
 
 func main() {
 	os.Exit(cli.Run(context.Background(), os.Args[1:], cli.Env{
+		In:          os.Stdin,
+		InTerminal:  cli.TerminalOf(os.Stdin, os.Getenv).Width > 0,
 		Out:         os.Stdout,
 		Err:         os.Stderr,
 		OutTerminal: cli.TerminalOf(os.Stdout, os.Getenv),

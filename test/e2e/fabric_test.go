@@ -431,7 +431,7 @@ func TestPartitions(t *testing.T) {
 	meet(t, 0, 2, "ibv_rc_pingpong", "-c")
 
 	// Any node can be told: what is wanted is in the store.
-	s.weft(m, "pkey", "add", "0x8001", "--name", "red", g[0], g[1])
+	s.weft(m, "pkey", "add", "0x8001", "--name", "red", g[0], g[1], "--yes")
 	s.pkeys(0, "0x7fff", "0x8001")
 	s.pkeys(1, "0x7fff", "0x8001")
 	s.pkeys(2, "0x7fff")
@@ -453,7 +453,7 @@ func TestPartitions(t *testing.T) {
 	})
 	t.Run("limited with limited", func(t *testing.T) { s.apart(t, 1, 2, "ib_send_bw", index...) })
 
-	s.weft((m+2)%3, "pkey", "del", "0x8001")
+	s.weft((m+2)%3, "pkey", "del", "0x8001", "--yes")
 	for i := range s.nodes {
 		s.pkeys(i, "0xffff")
 	}

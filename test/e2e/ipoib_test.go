@@ -416,7 +416,7 @@ func TestIPoIBPartitions(t *testing.T) {
 		g[i] = guid(s.device(i, native))
 	}
 	const red, blue = "ib0_1_14", "ib0_1_15"
-	s.weft(m, "pkey", "add", "0x8014", "--name", "red", g[0], g[1])
+	s.weft(m, "pkey", "add", "0x8014", "--name", "red", g[0], g[1], "--yes")
 	s.weft(m, "pkey", "add", "0x8015", "--name", "blue", g[0], g[1], g[2])
 	for i, links := range [][]string{{red, blue}, {red, blue}, {blue}} {
 		for _, l := range links {
@@ -440,7 +440,7 @@ func TestIPoIBPartitions(t *testing.T) {
 	})
 	t.Run("limited members", func(t *testing.T) { s.limited(t, m, g) })
 	t.Run("taken away and given back", func(t *testing.T) {
-		s.weft(m, "pkey", "del", "0x8014", g[1])
+		s.weft(m, "pkey", "del", "0x8014", g[1], "--yes")
 		s.until("the link goes", func() bool { return slices.Equal(s.ipLinks(1), []string{blue}) })
 		s.until("its interface goes", func() bool {
 			_, err := s.in(1, "ip", "link", "show", red)
@@ -488,7 +488,7 @@ func (s *subnet) limited(t *testing.T, m int, g [3]string) {
 	for i := range s.nodes {
 		s.weft(i, "ipoib", "del", green)
 	}
-	s.weft(m, "pkey", "del", "0x8016")
+	s.weft(m, "pkey", "del", "0x8016", "--yes")
 }
 
 // TestIPoIBNetstack: a user without any privilege moves a file between two

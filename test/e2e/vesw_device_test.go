@@ -228,7 +228,7 @@ func (s *stations) apart(t *testing.T) {
 	if out := both.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}
-	s.weft(s.Server, "dev", "del", "red1")
+	s.weft(s.Server, "dev", "del", "red1", "--yes")
 	if out, err := s.Server.Weft("dev", "show", "red1"); err == nil {
 		t.Errorf("it is there still:\n%s", out)
 	}
@@ -248,7 +248,7 @@ func (s *stations) disabled(t *testing.T) {
 		t.Error(out)
 	}
 	// What the manager takes out of the switch has no carrier.
-	s.weft(s.Server, "vesw", "port", "del", "blue", blueDevice)
+	s.weft(s.Server, "vesw", "port", "del", "blue", blueDevice, "--yes")
 	s.until("the port is down", func() bool {
 		p := s.port(s.Server, blueDevice)
 		return p.State == "DOWN" && !p.Ethernet.Carrier && p.Ethernet.CarrierReason != ""

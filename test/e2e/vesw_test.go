@@ -329,7 +329,7 @@ func TestVESW(t *testing.T) {
 	})
 	t.Run("gateway", s.veswGateway)
 	t.Run("delete", func(t *testing.T) {
-		s.weft(m, "vesw", "delete", "blue")
+		s.weft(m, "vesw", "delete", "blue", "--yes")
 		for i := range 2 {
 			s.until("the port goes with its interface", func() bool {
 				_, err := s.in(i, "ip", "link", "show", second)
@@ -368,7 +368,7 @@ func (s *subnet) veswGateway(t *testing.T) {
 	if v := s.portIn(2, id); v.Backend != api.BackendGateway || v.Name != "out0" {
 		t.Errorf("%+v", v)
 	}
-	s.weft(m, "vesw", "delete", "campus")
+	s.weft(m, "vesw", "delete", "campus", "--yes")
 	s.until("the gateway goes", func() bool { return s.portIn(2, id).VESW == 0 })
 	s.mustIn(2, "ip", "link", "show", "out0") // which was there before
 }

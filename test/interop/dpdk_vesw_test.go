@@ -65,7 +65,7 @@ func TestDPDKOnVESW(t *testing.T) {
 			f.t = t
 		}
 		for i, vesw := range []string{"left", "right"} {
-			f.weft(0, "vesw", "port", "del", vesw, cards[i].PortGUID)
+			f.weft(0, "vesw", "port", "del", vesw, cards[i].PortGUID, "--yes")
 			f.weft(1-i, "vm", "del", "card")
 		}
 	}

@@ -42,6 +42,8 @@ type Runner func(ctx context.Context, c config.Config, ready func(), log *slog.L
 
 // Env is what a command touches of the world.
 type Env struct {
+	In                       io.Reader // nil: nothing can be read
+	InTerminal               bool      // In is a terminal: questions are asked there
 	Out, Err                 io.Writer
 	OutTerminal, ErrTerminal Terminal // what Out and Err are connected to; see TerminalOf
 	Getenv                   func(string) string
@@ -55,7 +57,7 @@ type Env struct {
 // Run executes one command line, args without the program's name, and
 // returns the exit code.
 func Run(ctx context.Context, args []string, env Env) int {
-	a := &app{env: env}
+	a := &app{env: env, args: args}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetOut(env.Out)
@@ -95,6 +97,8 @@ type app struct {
 	env  Env
 	dir  string      // the flag; empty when not given
 	wide bool        // the flag: tables are not fitted to the terminal
+	yes  bool        // the flag: a loss of contact is confirmed
+	args []string    // of the command line
 	node *api.Client // nil before the first call
 }
 
@@ -150,8 +154,8 @@ func (a *app) root() *cobra.Command {
 		downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), checkCommand(a), doctorCommand(a),
-		storeCommand(a), ipoibCommand(a), vmCommand(a),
-		veswCommand(a), versionCommand(a), docsCommand(a, documented))
+		storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), exportCommand(a), diffCommand(a),
+		applyCommand(a), historyCommand(a), versionCommand(a), docsCommand(a, documented))
 	root.InitDefaultHelpCmd()
 	helpErrors(root)
 	root.InitDefaultCompletionCmd()

@@ -35,9 +35,10 @@ func TestMain(m *testing.M) {
 	weft := func() {
 		var terminal Terminal
 		terminal.Width, _ = strconv.Atoi(os.Getenv("TEST_WIDTH"))
-		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal,
-			Getenv:     os.Getenv,
-			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode, Join: fakeJoin,
+		os.Exit(Run(context.Background(), os.Args[1:], Env{In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+			OutTerminal: terminal,
+			Getenv:      os.Getenv,
+			DefaultDir:  os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode, Join: fakeJoin,
 			Leave: fakeLeave}))
 	}
 	if os.Getenv("BE_WEFT") != "" {
@@ -119,6 +120,7 @@ type fakeBackend struct {
 	fakeVESW
 	fakeCaptures
 	fakeVMs
+	fakeDesired
 	fakeMembers
 	c    config.Config
 	mode string

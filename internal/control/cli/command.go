@@ -31,7 +31,8 @@ func call[In, Out any](ctx context.Context, a *app, op api.Op[In, Out], in In) (
 	if err != nil {
 		return out, err
 	}
-	if out, err = api.Call(ctx, c, op, in); err != nil {
+	out, err = confirming(ctx, a, func(ctx context.Context) (Out, error) { return api.Call(ctx, c, op, in) })
+	if err != nil {
 		dir, named, _ := a.nodeDir()
 		err = explain(err, dir, named)
 	}

@@ -26,8 +26,8 @@ func devicesCommand(a *app) *cobra.Command {
 	functions := list(a, &cobra.Command{Use: "list", Short: "list devices with their quotas and weights"},
 		api.ListFunctions, nil, "", functionColumns)
 	cmd.AddCommand(details, functions, devAdd(a), devSet(a),
-		removal(a, "NAME…", "delete virtual functions and end their sessions", "device", api.DeleteFunction, byName,
-			completeFunctions(a)))
+		confirmable(a, removal(a, "NAME…", "delete virtual functions and end their sessions", "device",
+			api.DeleteFunction, byName, completeFunctions(a))))
 	return cmd
 }
 

@@ -198,7 +198,7 @@ func mcastJoin(a *app) *cobra.Command {
 }
 
 func mcastLeave(a *app) *cobra.Command {
-	return &cobra.Command{
+	return confirmable(a, &cobra.Command{
 		Use:   "leave MGID [PORT…]",
 		Short: "undo join for these ports; without ports, for the group",
 		Args:  cobra.MinimumNArgs(1),
@@ -214,5 +214,5 @@ func mcastLeave(a *app) *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 }

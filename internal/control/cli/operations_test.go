@@ -56,6 +56,11 @@ func (b *fakeBackend) operations() *http.ServeMux {
 		p api.PartitionMembers) error {
 		return b.DelPartition(ctx, p.PKey, p.Members)
 	}))
+	api.Handle(mux, api.ExportDesired, api.NoInput(b.ExportDesired))
+	api.Handle(mux, api.CompareDesired, b.CompareDesired)
+	api.Handle(mux, api.ApplyDesired, b.ApplyDesired)
+	api.Handle(mux, api.ListHistory, b.History)
+	api.Handle(mux, api.ExportNode, api.NoInput(b.ExportNode))
 	api.Handle(mux, api.ListSubnetGroups, api.NoInput(b.SubnetGroups))
 	api.Handle(mux, api.JoinGroup, api.NoOutput(b.JoinGroup))
 	api.Handle(mux, api.LeaveGroup, api.NoOutput(b.LeaveGroup))

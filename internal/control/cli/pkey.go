@@ -193,7 +193,7 @@ func pkeyAdd(a *app) *cobra.Command {
 		})
 	})
 	cmd.Flags().StringVar(&name, "name", "", "name of the partition")
-	return cmd
+	return confirmable(a, cmd)
 }
 
 // partitionNamed returns the P_Key of the partition of a name, or wrong where there is none.
@@ -212,7 +212,7 @@ func (a *app) partitionNamed(ctx context.Context, name string, wrong error) (str
 
 func pkeyDelete(a *app) *cobra.Command {
 	const what = "cannot delete from the partition"
-	return &cobra.Command{
+	return confirmable(a, &cobra.Command{
 		Use: "delete P_KEY|NAME [MEMBER…]", Aliases: deleteAliases,
 		Short: "remove members from a partition; without members, delete the partition",
 		Args:  cobra.MinimumNArgs(1),
@@ -240,5 +240,5 @@ func pkeyDelete(a *app) *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 }

@@ -81,8 +81,8 @@ Manager, part of the subnet manager, assigns ports of devices to switches.`,
 			Args:              cobra.ExactArgs(1),
 			ValidArgsFunction: complete}, api.GetVESW, optional, printVESW),
 		veswCreate(a), veswSet(a),
-		removal(a, "NAME…", "delete virtual Ethernet switches with their ports", "virtual Ethernet switch",
-			api.DeleteVESW, byName, complete),
+		confirmable(a, removal(a, "NAME…", "delete virtual Ethernet switches with their ports",
+			"virtual Ethernet switch", api.DeleteVESW, byName, complete)),
 		veswPort(a))
 	cmd.AddCommand(veswLocal(a)...)
 	return cmd
@@ -330,7 +330,7 @@ func veswSet(a *app) *cobra.Command {
 	f.IntVar(&sl, "sl", 0, "service level of frames, 0 to 14")
 	f.BoolVar(&flood, "flood", false, "flood frames to an unknown MAC, if there is no gateway")
 	f.BoolVar(&user, "user-macs", true, "allow ports MACs of their own")
-	return cmd
+	return confirmable(a, cmd)
 }
 
 const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's host name or GUID, or
@@ -402,7 +402,7 @@ does.`,
 }
 
 func veswPortDelete(a *app) *cobra.Command {
-	return &cobra.Command{
+	return confirmable(a, &cobra.Command{
 		Use: "delete NAME PORT…", Aliases: deleteAliases,
 		Short: "remove ports from a virtual Ethernet switch",
 		Long:  "Remove ports from a virtual Ethernet switch, and their interfaces.\n\n" + veswPortHelp,
@@ -426,7 +426,7 @@ func veswPortDelete(a *app) *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 }
 
 // veswPortOf reads a port with the vport behind it. A GUID has colons of its own.
