@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"weft/internal/control/api"
@@ -77,8 +78,10 @@ func (n *Node) contents() *contents {
 func (n *Node) refuseDelete(ctx context.Context, a *hca.Adapter) error {
 	var users []string
 	for _, s := range n.sessions.Programs() {
-		if o := s.Owner(); o.Device == a.Name {
-			users = append(users, fmt.Sprintf("%s (process %d)", o.Comm, o.PID))
+		o := s.Owner()
+		user := fmt.Sprintf("%s (process %d)", o.Comm, o.PID)
+		if o.Device == a.Name && !slices.Contains(users, user) {
+			users = append(users, user)
 		}
 	}
 	port, _ := n.funcs.fabricPort(a.Name)

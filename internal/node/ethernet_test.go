@@ -148,6 +148,7 @@ func TestEthernetManager(t *testing.T) {
 				d.Fix == "weft fabric nodes"
 		})
 	})
+	ctx = api.Confirm(ctx, api.ConfirmAll)
 	if err := api.Do(ctx, r.cli, api.DeleteVESWPort, api.VESWPortDelete{Name: "lab", Port: "0x77"}); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"weft/internal/control/api"
@@ -81,7 +82,13 @@ func TestFunctionsByCommand(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	vhosttest.NewDriver(t, r.socketOf("vf"), vhosttest.Options{})
-	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
+	var asks *api.Error
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); !errors.As(err, &asks) ||
+		asks.Code != api.CodeContact || len(asks.Lost.Lines) != 1 ||
+		!strings.Contains(asks.Lost.Lines[0], "(process ") {
+		t.Fatalf("a device with programs: %+v", err)
+	}
+	if err := api.Do(api.Confirm(ctx, api.ConfirmAll), r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.GetU64(abi.ReqGetFeatures); err == nil {

@@ -204,7 +204,11 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer control.Close() // where the server does not
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	server := api.NewServer(n.operations(), api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
+	operations := n.operations()
+	server := api.NewServer(operations, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
+	server.Forwarder = n.mgmt
+	n.member.Commands().Serve(operations)
+	defer n.member.Commands().Serve(nil)
 	defer func() { // after the sockets; the requester of the end still receives the answer
 		n.captures.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)

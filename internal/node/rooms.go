@@ -59,7 +59,7 @@ func (n *Node) openRooms() error {
 		return err
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host,
-		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy, Member: n.member.Name})
+		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy, Members: n.member.Commands()})
 	if n.member.Name() != "" {
 		n.mgmt.Share(n.shared())
 	}

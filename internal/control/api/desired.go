@@ -11,7 +11,7 @@ import (
 // it as it is; one that is empty has no element. Line of an element is where a file has it, from 1, 0 where it is from
 // no file.
 //
-// The yaml tags are the names in a file (docs/fabric-file.md). With "any" a text may be written as a number.
+// The yaml tags are the names in a file (docs/operating.md). With "any" a text may be written as a number.
 type Desired struct {
 	Subnet     *DesiredSubnet     `json:"subnet" yaml:"subnet"`
 	Partitions []DesiredPartition `json:"partitions" yaml:"partitions"`

@@ -115,3 +115,15 @@ func within(tree, key, end string) bool {
 
 // overlaps reports whether a key from key to end is the tree or below it.
 func overlaps(tree, key, end string) bool { return key < tree+"0" && end > tree }
+
+// MayForward decides which requests of its users a member may forward to the master: reads are open to each member,
+// changes need a role. It decides the same for the users of the master's own node.
+func MayForward(c Claims, change bool) *problem.Error {
+	const may = Administrator | Voter
+	if !change || c.Roles&may != 0 {
+		return nil
+	}
+	return problem.New("cannot change the fabric",
+		fmt.Sprintf("the member %s has the roles %v, and a change needs one of %v",
+			c.Name, c.Roles, may), "run the command on a member with that role: weft member list")
+}

@@ -87,13 +87,14 @@ type Membership struct {
 	incarnation uint64
 	unread      bool // the roster on the disk could not be read; set by Open
 
-	cert   atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
-	roster atomic.Pointer[member.Roster]
-	poke   chan struct{} // the work has something to do now
-	due    atomic.Bool   // members or reports changed since a voter looked at all of them
-	ctx    context.Context
-	stop   context.CancelFunc
-	work   sync.WaitGroup
+	cert     atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
+	roster   atomic.Pointer[member.Roster]
+	commands *Commands
+	poke     chan struct{} // the work has something to do now
+	due      atomic.Bool   // members or reports changed since a voter looked at all of them
+	ctx      context.Context
+	stop     context.CancelFunc
+	work     sync.WaitGroup
 
 	founding  sync.Mutex // held while a fabric is made; taken before mu
 	accepting sync.Mutex // held while a roster becomes the node's; taken before mu
@@ -108,8 +109,10 @@ type Membership struct {
 
 // New returns a membership that is not started.
 func New(c Config) *Membership {
-	return &Membership{cfg: c, dir: home.Open(c.Dir), incarnation: rand.Uint64(), poke: make(chan struct{}, 1),
+	m := &Membership{cfg: c, dir: home.Open(c.Dir), incarnation: rand.Uint64(), poke: make(chan struct{}, 1),
 		faults: map[string]*problem.Error{}}
+	m.commands = newCommands(m)
+	return m
 }
 
 // Open reads what the node keeps of its membership. What others may have read, or what is damaged, is an error: a
@@ -297,7 +300,7 @@ func (m *Membership) listen() *problem.Error {
 			Fix: "weft up --trunk-port, with a TCP port that is free as well"}
 	}
 	server := join.NewServer(join.ServerConfig{Backend: backend{m}, Certificate: m.Certificate, Elsewhere: m.elsewhere,
-		MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log})
+		MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log, Commands: m.commands})
 	m.mu.Lock()
 	m.server = server
 	m.mu.Unlock()
@@ -345,6 +348,7 @@ func (m *Membership) Close() {
 		return
 	}
 	m.stop()
+	m.commands.close()
 	m.mu.Lock()
 	server := m.server
 	m.mu.Unlock()

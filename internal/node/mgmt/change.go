@@ -61,8 +61,9 @@ func (n *Network) changeError(fix string, err error) error {
 // changeOf is the entry of the history for a change by the caller of ctx.
 func (n *Network) changeOf(ctx context.Context, op string) manager.Change {
 	c := api.CallerOf(ctx)
-	if c.Member == "" && n.cfg.Member != nil {
-		c.Member = n.cfg.Member()
+	if c.Member == "" && n.cfg.Members != nil {
+		self, _ := n.cfg.Members.Self()
+		c.Member = self.Name
 	}
 	return manager.Change{At: n.cfg.Wall(n.cfg.Now()).UTC(), Op: op,
 		Author: manager.Author{Member: c.Member, UID: c.UID, User: c.User}}
@@ -180,7 +181,7 @@ func LossError(lost *api.LostContact) error {
 func (n *Network) RefuseDelete(ctx context.Context, port ib.GUID, users []string) error {
 	var list []contact.Loss
 	for _, u := range users {
-		list = append(list, contact.Loss{Port: port, By: "the session of " + u + " ends"})
+		list = append(list, contact.Loss{Port: port, By: "the sessions of " + u + " end"})
 	}
 	t := n.topologyIfKnown()
 	if d, err := n.desired(ctx, "weft pkey list"); n.sub != nil && err == nil && port != 0 {

@@ -42,8 +42,8 @@ type Config struct {
 	Subnet   *subnet.Subnet            // nil: the node is in no subnet
 	// DevicePort returns the GUID of a device's InfiniBand port; false where there is none.
 	DevicePort func(device string) (ib.GUID, bool)
-	// Member is the name of the node as a member of a fabric, empty where it is none; nil: always.
-	Member func() string
+	// Members are the other members of the node's fabric; nil: it is never in one.
+	Members Members
 	// ManagedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
 	ManagedBy func() ib.LID
 }

@@ -40,6 +40,8 @@ const (
 	pathOpen  = "/weft/1/open"
 	pathJoin  = "/weft/1/join"
 	pathRenew = "/weft/1/renew"
+	// PathCommands comes before the paths of commands that members pass on to each other.
+	PathCommands = "/weft/1/command"
 )
 
 // exporter is the label of the keying material that a proof is made of, in the form of RFC 5705, section 4: private
@@ -69,6 +71,8 @@ type ServerConfig struct {
 	MTU func(net.Conn) int
 	Now func() time.Time // wall clock
 	Log *slog.Logger
+	// Commands answers below PathCommands; it verifies the certificate of each connection. nil: nothing does.
+	Commands http.Handler
 }
 
 // Counters are the connections and requests of a Server.
@@ -104,6 +108,9 @@ func NewServer(c ServerConfig) *Server {
 	mux.HandleFunc("POST "+pathOpen, s.serveOpen)
 	mux.HandleFunc("POST "+pathJoin, s.serveJoin)
 	mux.HandleFunc("POST "+pathRenew, s.serveRenew)
+	if c.Commands != nil {
+		mux.Handle(PathCommands+"/", http.StripPrefix(PathCommands, c.Commands))
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.Count.RefusedMalformed.Add(1)
 		refuse(w, http.StatusNotFound, problem.New("cannot join the fabric",

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package membership
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store"
+	"weft/internal/node/mgmt"
+	"weft/internal/proto/ib"
+)
+
+// TestCommands: members pass commands on by their certificates over TLS. A leaf reads, and changes nothing; a removed
+// member, and one that is away, reach nothing.
+func TestCommands(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	enter := func(n int, roles string) *host {
+		t.Helper()
+		line, err := a.createToken(t.Context(), api.NewToken{Uses: 1, Roles: roles})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, own := t.TempDir(), freePort(t)
+		if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(n), Host: "127.0.0.1:" + port(a.cfg.Port),
+			Port: own, Token: strings.Fields(line.Line)[4], Name: "host" + string(rune('0'+n)),
+			Addresses: []string{"127.0.0.1:" + port(own)}, Now: c.now}); err != nil {
+			t.Fatal(err)
+		}
+		h := newHost(t, dir, n, own, s.Open(), c)
+		h.start(t)
+		return h
+	}
+	b, leaf := enter(2, ""), enter(3, "leaf")
+	await(t, "each knows all", func() bool {
+		return len(b.Roster().Members) == 3 && len(leaf.Roster().Members) == 3 && len(a.Roster().Members) == 3
+	})
+
+	callers := make(chan api.Caller, 10)
+	mux := http.NewServeMux()
+	api.Handle(mux, api.ListPartitions, func(ctx context.Context, _ api.None) ([]api.Partition, error) {
+		callers <- api.CallerOf(ctx)
+		return nil, nil
+	})
+	api.Handle(mux, api.AddPartition, func(ctx context.Context, p api.Partition) (api.Partition, error) {
+		callers <- api.CallerOf(ctx)
+		return p, nil
+	})
+	read := &api.Forwarded{Method: "GET", URI: "/v1/fabric/partitions", Caller: api.Caller{UID: 5}}
+	change := &api.Forwarded{Method: "POST", URI: "/v1/fabric/partitions", Body: []byte(`{"pkey":"0x1"}`), Change: true,
+		Caller: api.Caller{Member: "forged", UID: 0, User: "root"}}
+	ask := func(h *host, to *host, r *api.Forwarded, status int) string {
+		t.Helper()
+		answer, err := h.Commands().Ask(t.Context(), to.cfg.GUID, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.Status != status {
+			t.Errorf("%s asks %s for %s: %d %s, want %d", h.Name(), to.Name(), r.Method, answer.Status, answer.Body, status)
+		}
+		return string(answer.Body)
+	}
+	ask(b, a, read, http.StatusServiceUnavailable) // it serves nothing yet
+	a.Commands().Serve(mux)
+	ask(b, a, read, http.StatusOK)
+	if got := <-callers; got != (api.Caller{Member: "host2", Node: guid(2), UID: 5}) {
+		t.Errorf("%+v", got)
+	}
+	ask(b, a, change, http.StatusOK)
+	if got := <-callers; got != (api.Caller{Member: "host2", Node: guid(2), UID: 0, User: "root"}) {
+		t.Errorf("%+v", got)
+	}
+	ask(leaf, a, read, http.StatusOK)
+	<-callers
+	if body := ask(leaf, a, change, http.StatusForbidden); !strings.Contains(body, "host3 has the roles leaf") {
+		t.Error(body)
+	}
+	if claims, ok := leaf.Commands().Self(); !ok || claims.Name != "host3" || claims.Roles != member.Leaf {
+		t.Errorf("the leaf is %+v %v", claims, ok)
+	}
+
+	var unreached *mgmt.UnreachedError
+	if _, err := b.Commands().Ask(t.Context(), ib.GUID(77), read); !errors.As(err, &unreached) {
+		t.Errorf("no member: %v", err)
+	}
+	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "host3", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the removal is known", func() bool { return len(a.Roster().Members) == 2 })
+	// Its connection is open still.
+	if answer, err := leaf.Commands().Ask(t.Context(), guid(1), read); err == nil && answer.Status == http.StatusOK {
+		t.Error("a removed member reads")
+	}
+	if len(callers) > 0 {
+		t.Errorf("an operation was called for a removed member: %+v", <-callers)
+	}
+	a.Close()
+	if _, err := b.Commands().Ask(t.Context(), guid(1), read); !errors.As(err, &unreached) {
+		t.Errorf("a node that is away: %v", err)
+	}
+}
