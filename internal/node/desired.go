@@ -32,8 +32,9 @@ func (n *Node) exportNode(context.Context) (api.DesiredNode, error) {
 		v.Devices = append(v.Devices, d)
 	}
 	for _, r := range n.ip.Kept() {
-		v.Links = append(v.Links, api.DesiredLink{Device: r.Device, PKeys: r.PKeys, Addresses: r.Addrs, Routes: r.Routes,
-			Params: r.Params})
+		v.Links = append(v.Links,
+			api.DesiredLink{Device: r.Device, PKeys: r.PKeys, Addresses: r.Addrs, Routes: r.Routes,
+				Params: r.Params})
 	}
 	return v, nil
 }

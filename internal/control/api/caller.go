@@ -12,9 +12,9 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// Caller is who made a request.
+// Caller is the user of a request.
 type Caller struct {
-	// Member and Node are the name and the GUID of the member whose node received the request from a user. They are
+	// Member and Node are the name and the GUID of the member with the node that a user's request reached. They are
 	// what its certificate proves; empty and 0 where that is the node itself.
 	Member string
 	Node   ib.GUID
@@ -29,7 +29,7 @@ func WithCaller(ctx context.Context, c Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerOf returns who made the request of a context; without one it is the process itself.
+// CallerOf returns the caller of the request of a context; without one it is the process itself.
 func CallerOf(ctx context.Context) Caller {
 	if c, ok := ctx.Value(callerKey{}).(Caller); ok {
 		return c
@@ -57,7 +57,7 @@ func Confirmed(ctx context.Context) string {
 // LostContact is what a change would take away.
 type LostContact struct {
 	Pairs  int      `json:"pairs"`  // of ports that would not reach each other any more
-	Lines  []string `json:"lines"`  // who loses what, at most LostLines
+	Lines  []string `json:"lines"`  // ports and what they lose, at most LostLines
 	More   int      `json:"more"`   // lines that are left out
 	Digest string   `json:"digest"` // of all of it
 }

@@ -30,6 +30,14 @@ type Answer struct {
 	Body   []byte
 }
 
+// UnreachedError is why a request was not sent to another node.
+type UnreachedError struct{ Err error }
+
+func (e *UnreachedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *UnreachedError) Unwrap() error { return e.Err }
+
 // Forwarder passes requests for operations of the master on.
 type Forwarder interface {
 	// Forward has the master do what is requested. With here true this node does it itself. An error is this node's

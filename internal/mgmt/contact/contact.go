@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contact compares who reaches whom before and after a change of a fabric's configuration.
+// Package contact compares which ports reach each other before and after a change of a fabric's configuration.
 //
 // What comes in: the configured partitions, virtual Ethernet switches and groups before and after, and the ports of the
 // subnet; what goes out: the ports that lose contact. Callers: the operations that change the configuration, which
@@ -76,7 +76,7 @@ type comparison struct {
 // defaultKey is the low part of the P_Key of the default partition, of which every port is a member.
 const defaultKey ib.PKey = 0x7fff
 
-// partitions returns who loses a partition in common. Those that VESWs have for themselves count as Ethernet.
+// partitions returns the ports that lose a partition in common. Those that VESWs have for themselves count as Ethernet.
 func (c *comparison) partitions() (list []Loss) {
 	if len(c.gone) == 0 && reflect.DeepEqual(c.before.Partitions, c.after.Partitions) {
 		return nil
@@ -132,7 +132,7 @@ func (c *comparison) keysOf(list []sm.Partition) []map[ib.PKey]sm.Membership {
 	return of
 }
 
-// ethernet returns who loses contact over a virtual Ethernet switch.
+// ethernet returns the ports that lose contact over a virtual Ethernet switch.
 func (c *comparison) ethernet(v *em.VESW) (list []Loss) {
 	var now *em.VESW
 	if k := slices.IndexFunc(c.after.VESWs, func(o em.VESW) bool { return o.Name == v.Name }); k >= 0 {

@@ -29,9 +29,9 @@ const (
 	maxHistoryText = 400  // octets of a text of a change
 )
 
-// Author is who changed something.
+// Author is the user of a change.
 type Author struct {
-	// Member is the name of the member whose node received the command, empty where the node is in no fabric.
+	// Member is the name of the member with the node that received the command, empty where the node is in no fabric.
 	Member string `json:"member,omitempty"`
 	UID    int    `json:"uid"`
 	User   string `json:"user,omitempty"` // its name on the host of that node, empty where it has none

@@ -19,7 +19,6 @@ import (
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/join"
 	"weft/internal/mgmt/member/peer"
-	"weft/internal/node/mgmt"
 	"weft/internal/proto/ib"
 )
 
@@ -41,8 +40,6 @@ type Commands struct {
 	mu      sync.Mutex // guards what follows
 	handler http.Handler
 }
-
-var _ mgmt.Members = (*Commands)(nil)
 
 // newCommands returns the commands of a membership.
 func newCommands(m *Membership) *Commands {
@@ -150,7 +147,7 @@ func (c *Commands) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 			}
 		}
 	}
-	return nil, &mgmt.UnreachedError{Err: err}
+	return nil, &api.UnreachedError{Err: err}
 }
 
 // connect opens a TLS connection to a member at an address.

@@ -12,7 +12,6 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/store"
-	"weft/internal/node/mgmt"
 	"weft/internal/proto/ib"
 )
 
@@ -88,7 +87,7 @@ func TestCommands(t *testing.T) {
 		t.Errorf("the leaf is %+v %v", claims, ok)
 	}
 
-	var unreached *mgmt.UnreachedError
+	var unreached *api.UnreachedError
 	if _, err := b.Commands().Ask(t.Context(), ib.GUID(77), read); !errors.As(err, &unreached) {
 		t.Errorf("no member: %v", err)
 	}

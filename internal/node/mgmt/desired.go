@@ -36,62 +36,65 @@ func (n *Network) desired(ctx context.Context, command string) (d manager.Desire
 	return d, err
 }
 
-func (n *Network) exportDesired(ctx context.Context) (api.Desired, error) {
-	d, err := n.desired(ctx, "weft export")
+// configuration is the operations on the configuration as a whole.
+type configuration struct{ n *Network }
+
+func (c configuration) exportDesired(ctx context.Context) (api.Desired, error) {
+	d, err := c.n.desired(ctx, "weft export")
 	if err != nil {
 		return api.Desired{}, err
 	}
 	return describeDesired(&d), nil
 }
 
-func (n *Network) compareDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
-	d, err := n.desired(ctx, "weft diff")
+func (c configuration) compareDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
+	d, err := c.n.desired(ctx, "weft diff")
 	if err != nil {
 		return v, err
 	}
-	t := n.topologyIfKnown()
+	t := c.n.topologyIfKnown()
 	before := d.Clone()
-	if err := n.desire(ctx, &want, &d, t); err != nil {
+	if err := c.desire(ctx, &want, &d, t); err != nil {
 		return v, err
 	}
-	if err := n.changeError("weft export", d.Validate()); err != nil {
+	if err := c.n.changeError("weft export", d.Validate()); err != nil {
 		return v, err
 	}
 	return api.Comparison{Changes: compare(&before, &d, t), Lost: describeLost(lostBy(&before, &d, t), t)}, nil
 }
 
-func (n *Network) applyDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
-	if err := n.editable(ctx, "weft apply"); err != nil {
+func (c configuration) applyDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
+	if err := c.n.editable(ctx, "weft apply"); err != nil {
 		return v, err
 	}
-	t := n.topologyIfKnown()
-	err = n.change(ctx, "apply", "weft export", func(d *manager.Desired) error {
+	t := c.n.topologyIfKnown()
+	err = c.n.change(ctx, "apply", "weft export", func(d *manager.Desired) error {
 		before := d.Clone()
-		if err := n.desire(ctx, &want, d, t); err != nil {
+		if err := c.desire(ctx, &want, d, t); err != nil {
 			return err
 		}
 		v = api.Comparison{Changes: compare(&before, d, t), Lost: describeLost(lostBy(&before, d, t), t)}
 		return nil
 	})
 	if err == nil {
-		n.cfg.Log.Info("configuration applied", "changes", len(v.Changes))
+		c.n.cfg.Log.Info("configuration applied", "changes", len(v.Changes))
 	}
 	return v, err
 }
 
-func (n *Network) history(ctx context.Context, since api.Since) (list []api.HistoryEntry, err error) {
-	if err := n.editable(ctx, "weft history"); err != nil {
+func (c configuration) history(ctx context.Context, since api.Since) (list []api.HistoryEntry, err error) {
+	if err := c.n.editable(ctx, "weft history"); err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	all, err := manager.History(ctx, reads(n.store, n.storeMember), since.Time())
+	all, err := manager.History(ctx, reads(c.n.store, c.n.storeMember), since.Time())
 	if err != nil {
 		return nil, storeError(err)
 	}
-	for _, c := range all {
-		list = append(list, api.HistoryEntry{Number: c.Number, At: c.At, Member: c.Member, UID: c.UID, User: c.User,
-			Op: c.Op, Text: c.Text})
+	for _, x := range all {
+		list = append(list, api.HistoryEntry{Number: x.Number, At: x.At, Member: x.Member, UID: x.UID, User: x.User,
+			Op: x.Op, Text: x.Text})
 	}
 	return list, nil
 }
@@ -110,7 +113,8 @@ func compare(is, want *manager.Desired, t *topo.Subnet) []api.DesiredChange {
 // describeDesired describes a configuration. What it returns is as much as desire needs to make it again.
 func describeDesired(d *manager.Desired) api.Desired {
 	s := &d.Subnet
-	v := api.Desired{Subnet: &api.DesiredSubnet{Routing: s.Engine, Protect: int(s.MKeyProtect), LeaseS: int(s.MKeyLease)},
+	v := api.Desired{Subnet: &api.DesiredSubnet{Routing: s.Engine, Protect: int(s.MKeyProtect),
+		LeaseS: int(s.MKeyLease)},
 		Partitions: []api.DesiredPartition{}, VESWs: []api.DesiredVESW{}, Groups: []api.DesiredGroup{},
 		Ethernet: &api.DesiredEthernet{FabricID: int(d.Ethernet.FabricID), ByteIDs: d.Ethernet.ByteIDs}}
 	for _, g := range s.Roots {
@@ -168,8 +172,8 @@ func memberText(port string, as sm.Membership) string {
 }
 
 // desire makes d what want states. On an error d is undefined. The line that the error names is that of the file.
-func (n *Network) desire(ctx context.Context, want *api.Desired, d *manager.Desired, t *topo.Subnet) error {
-	s := desirer{n: n, ctx: ctx, t: t}
+func (c configuration) desire(ctx context.Context, want *api.Desired, d *manager.Desired, t *topo.Subnet) error {
+	s := desirer{n: c.n, ctx: ctx, t: t}
 	if w := want.Subnet; w != nil {
 		if err := s.subnet(w, &d.Subnet); err != nil {
 			return err

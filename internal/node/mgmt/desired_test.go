@@ -33,7 +33,8 @@ func random(r *rand.Rand) manager.Desired {
 	d := empty()
 	guid := func() ib.GUID { return ib.GUID(0x0200000000000000 | r.Uint64()>>8) }
 	port := func() ib.GUID { return ib.GUID(0x0200000000010000 + r.Uint64N(20)) }
-	names := []string{"red", "blue", "7", "true", "null", "a: b", "#x", "größe", "ALL", "~", "0x1", " b ", "'", "\"", "-"}
+	names := []string{"red", "blue", "7", "true", "null", "a: b", "#x", "größe", "ALL", "~", "0x1", " b ", "'", "\"",
+		"-"}
 	d.Subnet.Engine = []string{"", "minhop", "updn", "ftree,updn"}[r.IntN(4)]
 	if strings.Contains(d.Subnet.Engine, "updn") && r.IntN(2) == 0 {
 		d.Subnet.Roots = []ib.GUID{guid(), guid()}
@@ -43,8 +44,8 @@ func random(r *rand.Rand) manager.Desired {
 		d.Subnet.MKeyLease = uint16(15 + r.IntN(1000))
 	}
 	for k := range r.IntN(6) {
-		p := sm.Partition{Name: names[r.IntN(len(names))], PKey: 0x8001 + ib.PKey(k*0x111), All: sm.Membership(r.IntN(3)),
-			Apart: r.IntN(5) == 0}
+		p := sm.Partition{Name: names[r.IntN(len(names))], PKey: 0x8001 + ib.PKey(k*0x111),
+			All: sm.Membership(r.IntN(3)), Apart: r.IntN(5) == 0}
 		if k == 5 {
 			p.PKey = 0xffff
 		}
@@ -92,8 +93,8 @@ func random(r *rand.Rand) manager.Desired {
 	return d
 }
 
-// TestExportApply: what is exported, read, and applied to an empty fabric is exported as the same octets, and is the same
-// configuration; the next apply changes nothing. From any other configuration it leads to the same.
+// TestExportApply: what is exported, read, and applied to an empty fabric is exported as the same octets, and is the
+// same configuration; the next apply changes nothing. From any other configuration it leads to the same.
 func TestExportApply(t *testing.T) {
 	n, ctx := New(Config{}), context.Background()
 	for seed := range uint64(500) {
@@ -109,7 +110,7 @@ func TestExportApply(t *testing.T) {
 		}
 		for _, from := range []manager.Desired{empty(), d.Clone(), random(r)} {
 			got := from.Clone()
-			if err := n.desire(ctx, &want, &got, nil); err != nil {
+			if err := (configuration{n}).desire(ctx, &want, &got, nil); err != nil {
 				t.Fatalf("seed %d: %v\n%s", seed, err, text)
 			}
 			if err := got.Validate(); err != nil {
@@ -139,9 +140,10 @@ func TestApplyChooses(t *testing.T) {
 	if _, err := d.Ethernet.Add("old", 5, 3, false); err != nil {
 		t.Fatal(err)
 	}
-	want := api.Desired{VESWs: []api.DesiredVESW{{Name: "new", Ports: []api.DesiredVESWPort{{Port: "0x5"}, {Port: "0x6"}}},
+	want := api.Desired{VESWs: []api.DesiredVESW{{Name: "new",
+		Ports: []api.DesiredVESWPort{{Port: "0x5"}, {Port: "0x6"}}},
 		{Name: "old", Ports: []api.DesiredVESWPort{{Port: "0x5", Gateway: true}}}}}
-	if err := n.desire(ctx, &want, &d, nil); err != nil {
+	if err := (configuration{n}).desire(ctx, &want, &d, nil); err != nil {
 		t.Fatal(err)
 	}
 	v, old := d.Ethernet.Find("new"), d.Ethernet.Find("old")
@@ -160,16 +162,22 @@ func TestApplyChooses(t *testing.T) {
 func TestApplyRefuses(t *testing.T) {
 	n := New(Config{DevicePort: func(string) (ib.GUID, bool) { return 0, false }})
 	for _, x := range []struct{ text, want string }{
-		{"partitions:\n  - pkey: red\n", `line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not "red"`},
-		{"partitions:\n  - name: a\n", `line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not ""`},
+		{"partitions:\n  - pkey: red\n",
+			`line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not "red"`},
+		{"partitions:\n  - name: a\n",
+			`line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not ""`},
 		{"partitions:\n  - pkey: 8001\n", "line 2: the P_Key 8001 may be decimal or hexadecimal: write 0x before it"},
-		{"partitions:\n  - pkey: 0x8000\n", `line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not "0x8000"`},
+		{"partitions:\n  - pkey: 0x8000\n",
+			`line 2: a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not "0x8000"`},
 		{"partitions:\n  - pkey: 0x1\n\n  - pkey: 0x8001\n", "line 4: partition 0x8001 is there twice: also in line 2"},
 		{"partitions:\n  - pkey: 0x1\n    members: [weft_ib7]\n",
 			`line 2: "weft_ib7" is no GUID, and this node has no such InfiniBand device`},
-		{"partitions:\n  - pkey: 0x1\n    members: [weft_ib7@h]\n", `line 2: this node does not know the devices of others: "weft_ib7@h"`},
-		{"partitions:\n  - pkey: 0x1\n    members: [0x5=some]\n", `line 2: partition 0x8001: a member is full or limited, not "some"`},
-		{"partitions:\n  - pkey: 0x1\n    members: [0x5, 0x05]\n", "line 2: partition 0x8001: port 0x05 is a member twice"},
+		{"partitions:\n  - pkey: 0x1\n    members: [weft_ib7@h]\n",
+			`line 2: this node does not know the devices of others: "weft_ib7@h"`},
+		{"partitions:\n  - pkey: 0x1\n    members: [0x5=some]\n",
+			`line 2: partition 0x8001: a member is full or limited, not "some"`},
+		{"partitions:\n  - pkey: 0x1\n    members: [0x5, 0x05]\n",
+			"line 2: partition 0x8001: port 0x05 is a member twice"},
 		{"partitions:\n  - pkey: 0x1\n    members: [ALL, ALL]\n", "line 2: partition 0x8001: ALL is a member twice"},
 		{"subnet:\n  routing: best\n", `line 2: engine "best": there is no such one`},
 		{"subnet:\n  roots: [0x5]\n", `line 2: roots are for the engine updn, which the routing "" does not name`},
@@ -177,20 +185,24 @@ func TestApplyRefuses(t *testing.T) {
 		{"subnet:\n  m_key_lease_s: 1\n", "line 2: m_key_lease_s 1: want 15 to 65535"},
 		{"ethernet:\n  fabric_id: 1024\n", "line 2: fabric_id 1024: want 0 to 1023"},
 		{"vesws:\n  - name: a\n  - name: a\n", "line 3: vesw a is there twice: also in line 2"},
-		{"vesws:\n  - name: a/b\n", `line 2: vesw a/b: the name "a/b": want 1 to 64 letters, digits, dots, dashes and underscores`},
+		{"vesws:\n  - name: a/b\n",
+			`line 2: vesw a/b: the name "a/b": want 1 to 64 letters, digits, dots, dashes and underscores`},
 		{"vesws:\n  - name: a\n    mtu: 5\n", "line 2: vesw a: MTU 5: want 68 to 10222"},
 		{"vesws:\n  - name: a\n    id: 70000\n", "line 2: vesw a: id: 70000 is out of range"},
 		{"vesws:\n  - name: a\n    pcp: [1]\n", "line 2: vesw a: 1 service levels by priority: want 8"},
-		{"vesws:\n  - name: a\n    ports:\n      - port: 0x5\n      - port: 0x5\n", "line 5: vesw a: port 0x5 is there twice"},
+		{"vesws:\n  - name: a\n    ports:\n      - port: 0x5\n      - port: 0x5\n",
+			"line 5: vesw a: port 0x5 is there twice"},
 		{"vesws:\n  - name: a\n    ports:\n      - port: 0x5\n        vport: 255\n",
 			"line 4: vesw a: port 0x5: vport 0 to 254, number 1 to 4096"},
 		{"vesws:\n  - name: a\n    ports:\n      - {port: 0x5, vport: 0, number: 1}\n      - {port: 0x6, vport: 0, number: 1}\n",
 			"line 5: vesw a: port 0x6: the number 1 is another's"},
 		{"vesws:\n  - name: a\n    ports:\n      - {port: 0x5, vport: 0, number: 1}\n  - name: b\n    ports:\n" +
 			"      - {port: 0x5, vport: 0, number: 1}\n", "line 7: vesw b: vport 0 of port 0x5 is in a"},
-		{"groups:\n  - mgid: 10.0.0.1\n", `line 2: an MGID is a multicast address such as ff12:401b:ffff::1, not "10.0.0.1"`},
+		{"groups:\n  - mgid: 10.0.0.1\n",
+			`line 2: an MGID is a multicast address such as ff12:401b:ffff::1, not "10.0.0.1"`},
 		{"groups:\n  - mgid: ff12::1\n    mtu: 7\n", "line 2: the MTU must be 256, 512, 1024, 2048 or 4096, not 7"},
-		{"groups:\n  - mgid: ff12::1\n    qkey: 5\n", `line 2: a Q_Key is a number of 32 bits with 0x before it, not "5"`},
+		{"groups:\n  - mgid: ff12::1\n    qkey: 5\n",
+			`line 2: a Q_Key is a number of 32 bits with 0x before it, not "5"`},
 		{"groups:\n  - mgid: ff12::1\n  - mgid: ff12:0::1\n", "line 3: group ff12:0::1 is there twice"},
 		{"groups:\n  - mgid: ff12::1\n    members: [0x5, 0x5]\n",
 			"line 2: group ff12::1: port 0000:0000:0000:0005 is a member twice"},
@@ -203,7 +215,7 @@ func TestApplyRefuses(t *testing.T) {
 			continue
 		}
 		d := empty()
-		err = n.desire(context.Background(), &want, &d, nil)
+		err = configuration{n}.desire(context.Background(), &want, &d, nil)
 		if err == nil {
 			t.Errorf("%q is accepted", x.text)
 		} else if why := problem.Of("", err).Why; !strings.HasPrefix(why, x.want) {
@@ -228,7 +240,8 @@ func TestRefuseLoss(t *testing.T) {
 	}
 	err := refuseLoss(ctx, list, nil)
 	e, ok := err.(*api.Error)
-	if !ok || e.Code != api.CodeContact || e.Lost.Pairs != 66 || len(e.Lost.Lines) != api.LostLines || e.Lost.More != 2 {
+	if !ok || e.Code != api.CodeContact || e.Lost.Pairs != 66 || len(e.Lost.Lines) != api.LostLines ||
+		e.Lost.More != 2 {
 		t.Fatalf("%+v", err)
 	}
 	if want := "0000:0000:0000:0001: 0000:0000:0000:0064, 0000:0000:0000:0065, 0000:0000:0000:0066, 2 more, in vesw lab"; e.Lost.

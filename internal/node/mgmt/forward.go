@@ -22,17 +22,9 @@ import (
 type Members interface {
 	// Self is this node as a member; false where it is in no fabric.
 	Self() (member.Claims, bool)
-	// Ask has the node of a member do what is requested. *UnreachedError means that nothing was sent.
+	// Ask has the node of a member do what is requested. *api.UnreachedError means that nothing was sent.
 	Ask(ctx context.Context, node ib.GUID, r *api.Forwarded) (*api.Answer, error)
 }
-
-// UnreachedError is why a request was not sent.
-type UnreachedError struct{ Err error }
-
-func (e *UnreachedError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *UnreachedError) Unwrap() error { return e.Err }
 
 // forwardTime bounds a request to another member: less than a user's command waits.
 const forwardTime = 8 * time.Second
@@ -56,7 +48,7 @@ func (n *Network) Forward(ctx context.Context, r *api.Forwarded) (a *api.Answer,
 		return nil, err == nil, err
 	}
 	a, err = n.cfg.Members.Ask(ctx, to, r)
-	var unreached *UnreachedError
+	var unreached *api.UnreachedError
 	switch {
 	case errors.As(err, &unreached):
 		n.cfg.Log.Warn("the node of the master is not reached", "node", to, "err", err)
