@@ -88,11 +88,11 @@ var (
 
 	// CheckPair walks from one port to another, and back.
 	CheckPair = Op[PathQuery, PairCheck]{Method: "GET", Path: "/fabric/check?from&to",
-		What: "cannot check the ports", Access: ReadAccess}
+		What: "cannot check the ports", Access: ReadAccess, Master: true}
 
 	// CheckFabric checks the whole subnet.
 	CheckFabric = Op[None, []Finding]{Method: "GET", Path: "/fabric/findings",
-		What: "cannot check the fabric", Access: ReadAccess}
+		What: "cannot check the fabric", Access: ReadAccess, Master: true}
 
 	GetManager = Op[None, Manager]{Method: "GET", Path: "/fabric/manager",
 		What: "cannot show the subnet manager", Access: ReadAccess}

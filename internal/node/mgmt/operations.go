@@ -19,8 +19,9 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.GetSubnetText, n.subnetText)
 	api.Handle(mux, api.ListRoutes, api.NoInput(n.routes))
 	api.Handle(mux, api.FindPath, n.findPath)
-	api.Handle(mux, api.CheckPair, n.checkPair)
-	api.Handle(mux, api.CheckFabric, api.NoInput(n.checkFabric))
+	check := checks{n}
+	api.Handle(mux, api.CheckPair, check.pair)
+	api.Handle(mux, api.CheckFabric, api.NoInput(check.whole))
 	api.Handle(mux, api.StartSweep, api.Action(n.sweep))
 	api.Handle(mux, api.GetManager, api.NoInput(n.getManager))
 	api.Handle(mux, api.ChangeManager, api.NoOutput(n.setManager))

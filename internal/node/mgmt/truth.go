@@ -111,41 +111,44 @@ func allHave(p *api.Partition, as string, key ib.PKey, t *topo.Subnet) string {
 	return fmt.Sprintf("%d of %d ports", have, all)
 }
 
+// checks are the checks of the subnet by the node of the master.
+type checks struct{ n *Network }
+
 // observe returns what checks of the subnet need. Only the node of the master has it; command is for that node.
-func (n *Network) observe(ctx context.Context, command string) (f *walk.Fabric, err error) {
-	if _, err := n.topology(ctx, command); err != nil {
+func (c checks) observe(ctx context.Context, command string) (f *walk.Fabric, err error) {
+	if _, err := c.n.topology(ctx, command); err != nil {
 		return nil, err
 	}
-	t, master := n.truth()
+	t, master := c.n.truth()
 	if !master {
-		return nil, n.notMaster(ctx, command)
+		return nil, c.n.notMaster(ctx, command)
 	}
-	trunks, err := n.trunks(ctx)
+	trunks, err := c.n.trunks(ctx)
 	if err != nil {
 		return nil, err
 	}
 	f = &walk.Fabric{Topo: t.Topo, Partitions: t.Partitions, Manager: t.Manager, Applied: t.Applied, Lost: t.Lost,
 		Trunks: map[topo.Ref]walk.Trunk{}, Counters: map[topo.Ref]walk.Counters{}}
 	for _, x := range trunks {
-		f.Trunks[t.Topo.PortOf(n.cfg.GUID, uint8(x.Port))] = walk.Trunk{Peer: x.Peer, Up: x.Up, Limit: x.Limit,
+		f.Trunks[t.Topo.PortOf(c.n.cfg.GUID, uint8(x.Port))] = walk.Trunk{Peer: x.Peer, Up: x.Up, Limit: x.Limit,
 			Here: x.LimitHere, There: x.LimitThere, Received: x.Received, Lost: x.Lost, Reordered: x.Reordered, Downs: x.Downs}
 	}
 	delete(f.Trunks, topo.None)
 	return f, nil
 }
 
-func (n *Network) checkPair(ctx context.Context, q api.PathQuery) (v api.PairCheck, err error) {
-	f, err := n.observe(ctx, "weft check "+q.From+" "+q.To)
+func (c checks) pair(ctx context.Context, q api.PathQuery) (v api.PairCheck, err error) {
+	f, err := c.observe(ctx, "weft check "+q.From+" "+q.To)
 	if err != nil {
 		return v, err
 	}
 	var ends [2]ib.GUID
 	for i, name := range []string{q.From, q.To} {
-		if ends[i], err = n.portNamed(ctx, name, f.Topo); err != nil {
+		if ends[i], err = c.n.portNamed(ctx, name, f.Topo); err != nil {
 			return v, err
 		}
 	}
-	n.readCounters(ctx, f, f.Pair(ends[0], ends[1]).Hops)
+	c.readCounters(ctx, f, f.Pair(ends[0], ends[1]).Hops)
 	r := f.Pair(ends[0], ends[1])
 	v = api.PairCheck{From: endOf(f.Topo, r.From), To: endOf(f.Topo, r.To), Works: r.Works(), MTU: describe.MTU(r.MTU),
 		Findings: describeFindings(r.Findings)}
@@ -166,12 +169,12 @@ func (n *Network) checkPair(ctx context.Context, q api.PathQuery) (v api.PairChe
 	return v, nil
 }
 
-func (n *Network) checkFabric(ctx context.Context) ([]api.Finding, error) {
-	f, err := n.observe(ctx, "weft doctor")
+func (c checks) whole(ctx context.Context) ([]api.Finding, error) {
+	f, err := c.observe(ctx, "weft doctor")
 	if err != nil {
 		return nil, err
 	}
-	list := n.checkManagers()
+	list := c.managers()
 	return append(list, describeFindings(f.Whole())...), nil
 }
 
@@ -179,7 +182,7 @@ func (n *Network) checkFabric(ctx context.Context) ([]api.Finding, error) {
 const countersWait = 2 * time.Second
 
 // readCounters adds the counters of the ports at both ends of hops. A port that does not answer has none.
-func (n *Network) readCounters(ctx context.Context, f *walk.Fabric, hops []walk.Hop) {
+func (c checks) readCounters(ctx context.Context, f *walk.Fabric, hops []walk.Hop) {
 	ctx, stop := context.WithTimeout(ctx, countersWait)
 	defer stop()
 	for _, h := range hops {
@@ -189,11 +192,11 @@ func (n *Network) readCounters(ctx context.Context, f *walk.Fabric, hops []walk.
 			if node.IsSwitch() {
 				lid = node.Ports[0].Info.LID
 			}
-			c, err := n.sub.PortCounters(ctx, lid, at.Port)
+			got, err := c.n.sub.PortCounters(ctx, lid, at.Port)
 			if err != nil {
 				continue
 			}
-			v := &c.Values
+			v := &got.Values
 			f.Counters[at] = walk.Counters{Packets: v[mad.CounterXmitPkts] + v[mad.CounterRcvPkts],
 				Discards: v[mad.CounterXmitDiscards], Errors: v[mad.CounterRcvErrors],
 				Constraints: v[mad.CounterXmitConstraintErrors] + v[mad.CounterRcvConstraintErrors],
@@ -202,9 +205,9 @@ func (n *Network) readCounters(ctx context.Context, f *walk.Fabric, hops []walk.
 	}
 }
 
-// checkManagers checks that this manager, the master, is the only one, and that its last sweep met no problem.
-func (n *Network) checkManagers() (list []api.Finding) {
-	s, err := n.status()
+// managers checks that this manager, the master, is the only one, and that its last sweep met no problem.
+func (c checks) managers() (list []api.Finding) {
+	s, err := c.n.status()
 	if err != nil {
 		return nil
 	}
@@ -213,7 +216,8 @@ func (n *Network) checkManagers() (list []api.Finding) {
 	}
 	if len(list) == 0 {
 		list = append(list, api.Finding{Level: api.LevelOK, Check: "manager", What: fmt.Sprintf(
-			"one master, this node, with %d others that stand by; its last sweep met no problem", len(s.Others))})
+			"one master, %s, with %d others that stand by; its last sweep met no problem", c.n.cfg.Host,
+			len(s.Others))})
 	}
 	return list
 }
