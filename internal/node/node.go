@@ -206,7 +206,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer wg.Wait()
 	operations := n.operations()
 	server := api.NewServer(operations, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
-	server.Forwarder = n.mgmt
+	server.Forwarder = n.mgmt.Forwarder()
 	n.member.Commands().Serve(operations)
 	defer n.member.Commands().Serve(nil)
 	defer func() { // after the sockets; the requester of the end still receives the answer

@@ -145,7 +145,7 @@ func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Cap
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, maxRequest))
-		return end, c.refused(what, resp.Status, b)
+		return end, refusal(what, resp.Status, b)
 	}
 	var now Capture
 	if err := json.Unmarshal([]byte(resp.Header.Get(captureHeader)), &now); err != nil {

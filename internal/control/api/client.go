@@ -85,13 +85,13 @@ func (c *Client) do(ctx context.Context, what, method, path string, body io.Read
 		return nil, c.failed(what, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, c.refused(what, resp.Status, b)
+		return nil, refusal(what, resp.Status, b)
 	}
 	return b, nil
 }
 
-// refused is the error that a node answered with.
-func (c *Client) refused(what, status string, answer []byte) error {
+// refusal is the error that a node answered with.
+func refusal(what, status string, answer []byte) error {
 	e := &Error{}
 	if json.Unmarshal(answer, e) != nil || e.Code == "" {
 		e = &Error{Code: CodeInternal, Why: fmt.Sprintf("the socket answered %s, not as a node does", status)}

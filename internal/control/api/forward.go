@@ -5,6 +5,8 @@ package api
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -57,6 +59,36 @@ func (h handler) forward(r *http.Request, f Forwarder) (a *Answer, elsewhere boo
 	a, here, err := f.Forward(r.Context(), &Forwarded{Method: r.Method, URI: r.URL.RequestURI(), Body: body,
 		Change: h.need > ReadAccess, Caller: CallerOf(r.Context()), Confirm: Confirmed(r.Context())})
 	return a, !here, err
+}
+
+// Via does op where f decides: on the node of the master, or with here on this one. It is for what a node itself needs
+// of the master, in the name of the caller of ctx.
+func Via[In, Out any](ctx context.Context, f Forwarder, op Op[In, Out], in In,
+	here func(context.Context, In) (Out, error)) (out Out, err error) {
+	path, body, err := op.encode(in)
+	if err != nil {
+		return out, err
+	}
+	r := &Forwarded{Method: op.Method, URI: "/" + Version + path, Change: op.Access > ReadAccess,
+		Caller: CallerOf(ctx).named(), Confirm: Confirmed(ctx)}
+	if body != nil {
+		if r.Body, err = io.ReadAll(body); err != nil {
+			return out, err
+		}
+	}
+	a, own, err := f.Forward(ctx, r)
+	switch {
+	case err != nil:
+		return out, err
+	case own:
+		return here(ctx, in)
+	case a.Status != http.StatusOK:
+		return out, refusal(op.What, strconv.Itoa(a.Status), a.Body)
+	}
+	if err := json.Unmarshal(a.Body, &out); err != nil {
+		return out, fmt.Errorf("the answer of the node of the master is not valid: %w", err)
+	}
+	return out, nil
 }
 
 // NewRequest makes the HTTP request of a forwarded one. base is the scheme and the host.

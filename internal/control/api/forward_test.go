@@ -109,7 +109,8 @@ func TestForward(t *testing.T) {
 		t.Error(err)
 	}
 	var wrong *Error
-	if _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x0"}); !errors.As(err, &wrong) || wrong.Code != CodeInvalid ||
+	if _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x0"}); !errors.As(err, &wrong) ||
+		wrong.Code != CodeInvalid ||
 		wrong.What != AddPartition.What || wrong.Fix != "weft pkey add --help" {
 		t.Errorf("a refusal of the master: %+v", err)
 	}
@@ -143,13 +144,14 @@ func TestForward(t *testing.T) {
 		t.Errorf("here: %+v %v", here, err)
 	}
 	r.here, r.err = false, &Error{Code: CodeRefused, Why: "this member may not"}
-	if _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x8002"}); !errors.As(err, &wrong) || wrong.Code != CodeRefused {
+	if _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x8002"}); !errors.As(err, &wrong) ||
+		wrong.Code != CodeRefused {
 		t.Errorf("a refusal of this node: %v", err)
 	}
 }
 
-// TestForMembers: another member gets the operations of the master only, by its certificate only, and nothing of what it
-// states about itself is believed but the user.
+// TestForMembers: another member gets the operations of the master only, by its certificate only, and nothing of what
+// it states about itself is believed but the user.
 func TestForMembers(t *testing.T) {
 	var log []done
 	mux := node(&log)
@@ -185,7 +187,8 @@ func TestForMembers(t *testing.T) {
 		want   Caller
 	}{
 		{nil, Caller{Member: "b1", Node: 7, UID: -1}},
-		{map[string]string{headerUID: "1000", headerUser: "ann"}, Caller{Member: "b1", Node: 7, UID: 1000, User: "ann"}},
+		{map[string]string{headerUID: "1000", headerUser: "ann"},
+			Caller{Member: "b1", Node: 7, UID: 1000, User: "ann"}},
 		{map[string]string{headerUID: "-7", headerUser: "a b"}, Caller{Member: "b1", Node: 7, UID: -1}},
 		{map[string]string{headerUID: "x", headerUser: "\x1b[2J"}, Caller{Member: "b1", Node: 7, UID: -1}},
 		{map[string]string{headerUser: strings.Repeat("a", 65)}, Caller{Member: "b1", Node: 7, UID: -1}},
@@ -200,5 +203,43 @@ func TestForMembers(t *testing.T) {
 	refused, log = true, nil
 	if status, _ := ask("GET", "/v1/fabric/partitions", nil); status != 403 || len(log) != 0 {
 		t.Errorf("a member that is removed: %d", status)
+	}
+}
+
+// TestVia: what a node itself needs of the master is done where the forwarder decides, with the answer and the refusal
+// of the master.
+func TestVia(t *testing.T) {
+	var there []done
+	identify := func(*http.Request, bool) (Caller, error) { return Caller{Member: "b1", Node: 7}, nil }
+	r := &relay{to: ForMembers(node(&there), identify)}
+	local := 0
+	add := func(key string) (Partition, error) {
+		ctx := WithCaller(Confirm(t.Context(), ConfirmAll), Caller{UID: 12})
+		return Via(ctx, r, AddPartition, Partition{PKey: key}, func(_ context.Context, p Partition) (Partition, error) {
+			local++
+			return p, nil
+		})
+	}
+	if p, err := add("0x8001"); err != nil || p.PKey != "0x8001" || local != 0 {
+		t.Errorf("%+v %v, %d times here", p, err, local)
+	}
+	var wrong *Error
+	if _, err := add("0x0"); !errors.As(err, &wrong) || wrong.Code != CodeInvalid || wrong.Why != "no P_Key" {
+		t.Errorf("a refusal of the master: %v", err)
+	}
+	if diff := cmp.Diff(done{"add", "0x8001", Caller{Member: "b1", Node: 7, UID: 12}, ConfirmAll},
+		there[0]); diff != "" {
+		t.Error(diff)
+	}
+	if !r.seen[0].Change {
+		t.Error("a change is forwarded as a read")
+	}
+	r.err = &Error{Code: CodeNotMaster, Why: "not reached"}
+	if _, err := add("0x8002"); !errors.Is(err, r.err) || local != 0 {
+		t.Errorf("%v, %d times here", err, local)
+	}
+	r.here, r.err = true, nil
+	if p, err := add("0x8003"); err != nil || p.PKey != "0x8003" || local != 1 {
+		t.Errorf("%+v %v, %d times here", p, err, local)
 	}
 }

@@ -80,7 +80,7 @@ func TestStoppedMasterChangesNothing(t *testing.T) {
 	changed := make(chan error, 1)
 	reading := make(chan bool)
 	go func() {
-		s := a.m.Store()
+		s, _ := a.m.Store()
 		changed <- EditIntent(context.Background(), s, func(i *Intent) error {
 			if i.Subnet.LMC == 0 { // the first attempt
 				reading <- true
@@ -101,7 +101,11 @@ func TestStoppedMasterChangesNothing(t *testing.T) {
 	b.until("what was observed is kept", func() bool {
 		return load[sm.Observations](t, mem, KeyObservations).Token == token
 	})
-	if err := EditIntent(t.Context(), b.m.Store(), func(i *Intent) error {
+	fenced, master := b.m.Store()
+	if !master {
+		t.Error("the store of a master has no fence")
+	}
+	if err := EditIntent(t.Context(), fenced, func(i *Intent) error {
 		i.Subnet.LMC = 1
 		return nil
 	}); err != nil {

@@ -180,14 +180,14 @@ func (m *Manager) Close() {
 	m.done.Wait()
 }
 
-// Store returns the store for one change of the intent. Where this is the master, the change carries the proof of the
-// present term: a node that is stopped or cut off in the middle of it, and returns when another is master, changes
-// nothing. It may be called on any goroutine.
-func (m *Manager) Store() store.Store {
+// Store returns the store for one change of the intent. Where this is the master, fenced is true and the change carries
+// the proof of the present term: a node that is stopped or cut off in the middle of it, and returns when another is
+// master, changes nothing. It may be called on any goroutine.
+func (m *Manager) Store() (s store.Store, fenced bool) {
 	if f := m.fence.Load(); f != nil {
-		return store.Fenced(m.cfg.Store, *f)
+		return store.Fenced(m.cfg.Store, *f), true
 	}
-	return m.cfg.Store
+	return m.cfg.Store, false
 }
 
 // Handle takes a datagram that was delivered to the manager's port.

@@ -117,13 +117,11 @@ func within(tree, key, end string) bool {
 func overlaps(tree, key, end string) bool { return key < tree+"0" && end > tree }
 
 // MayForward decides which requests of its users a member may forward to the master: reads are open to each member,
-// changes need a role. It decides the same for the users of the master's own node.
+// changes need the role administrator. It decides the same for the users of the master's own node.
 func MayForward(c Claims, change bool) *problem.Error {
-	const may = Administrator | Voter
-	if !change || c.Roles&may != 0 {
+	if !change || c.Roles.Has(Administrator) {
 		return nil
 	}
-	return problem.New("cannot change the fabric",
-		fmt.Sprintf("the member %s has the roles %v, and a change needs one of %v",
-			c.Name, c.Roles, may), "run the command on a member with that role: weft member list")
+	return problem.New("cannot change the fabric", fmt.Sprintf("the member %s has the roles %v, and not administrator",
+		c.Name, c.Roles), "run the command on a member with that role: weft member list")
 }

@@ -31,8 +31,8 @@ const (
 	maxIdleConn = 2
 )
 
-// Commands passes commands of users on to other members, and serves those that other members pass on. Its methods may be
-// called by several goroutines.
+// Commands passes commands of users on to other members, and serves those that other members pass on. Its methods may
+// be called by several goroutines.
 type Commands struct {
 	m      *Membership
 	client http.Client
@@ -97,14 +97,14 @@ func (m *Membership) self() peer.Self {
 	return peer.Self{Certificate: m.Certificate, Roster: m.Roster, Now: m.cfg.Now}
 }
 
-// Self is this node as a member; false where it is in no fabric, or is a member no more.
-func (c *Commands) Self() (member.Claims, bool) {
-	cert, roster := c.m.cert.Load(), c.m.roster.Load()
-	if cert == nil || roster == nil {
-		return member.Claims{}, false
+// Self is this node as a member. in is false where it is in no fabric; an error is why it is a member no more.
+func (c *Commands) Self() (claims member.Claims, in bool, err error) {
+	cert := c.m.cert.Load()
+	if cert == nil {
+		return claims, false, nil
 	}
-	claims, err := c.m.self().Verify(c.m.cfg.Now(), []*x509.Certificate{cert.Leaf})
-	return claims, err == nil
+	claims, err = c.m.self().Verify(c.m.cfg.Now(), []*x509.Certificate{cert.Leaf})
+	return claims, true, err
 }
 
 // Ask has the node of a member do what is requested.
@@ -125,7 +125,7 @@ func (c *Commands) Ask(ctx context.Context, node ib.GUID, r *api.Forwarded) (*ap
 	return &api.Answer{Status: resp.StatusCode, Body: b}, nil
 }
 
-// dial connects to the member whose GUID is in addr, by the first of its addresses that answers.
+// dial connects to the member with the GUID in addr, by the first of its addresses that answers.
 func (c *Commands) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -64,7 +64,8 @@ func TestCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		if answer.Status != status {
-			t.Errorf("%s asks %s for %s: %d %s, want %d", h.Name(), to.Name(), r.Method, answer.Status, answer.Body, status)
+			t.Errorf("%s asks %s for %s: %d %s, want %d", h.Name(), to.Name(), r.Method, answer.Status, answer.Body,
+				status)
 		}
 		return string(answer.Body)
 	}
@@ -83,8 +84,9 @@ func TestCommands(t *testing.T) {
 	if body := ask(leaf, a, change, http.StatusForbidden); !strings.Contains(body, "host3 has the roles leaf") {
 		t.Error(body)
 	}
-	if claims, ok := leaf.Commands().Self(); !ok || claims.Name != "host3" || claims.Roles != member.Leaf {
-		t.Errorf("the leaf is %+v %v", claims, ok)
+	if claims, in, err := leaf.Commands().Self(); !in || err != nil || claims.Name != "host3" ||
+		claims.Roles != member.Leaf {
+		t.Errorf("the leaf is %+v %v %v", claims, in, err)
 	}
 
 	var unreached *api.UnreachedError

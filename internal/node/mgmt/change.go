@@ -19,6 +19,7 @@ import (
 	"weft/internal/mgmt/sm/em"
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/sm/topo"
+	"weft/internal/mgmt/store"
 	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 )
@@ -27,13 +28,17 @@ import (
 // configuration that a manager would refuse. edit may be called several times. A change that takes contact away is
 // refused unless ctx confirms it.
 func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manager.Desired) error) error {
-	if err := n.fabric.Load().administer(); err != nil {
+	if err := n.administer(ctx); err != nil {
+		return err
+	}
+	s, err := n.writes(ctx, "weft "+op)
+	if err != nil {
 		return err
 	}
 	t := n.topologyIfKnown()
 	within, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	err := manager.Edit(within, n.manager.Store(), n.changeOf(ctx, op),
+	err = manager.Edit(within, s, n.changeOf(ctx, op),
 		func(d *manager.Desired, c *manager.Change) error {
 			before := d.Clone()
 			if err := edit(d); err != nil {
@@ -43,6 +48,36 @@ func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manag
 			return refuseLoss(ctx, lostBy(&before, d, t), t)
 		})
 	return n.changeError(fix, err)
+}
+
+// administer returns why the caller of ctx may not change the subnet. The role of a member that forwards a request is
+// proved by its certificate (member.MayForward); that of this node counts for its own users.
+func (n *Network) administer(ctx context.Context) error {
+	if api.CallerOf(ctx).Member != "" {
+		return nil
+	}
+	return n.fabric.Load().administer()
+}
+
+// writes returns the store for a change of the configuration; command is what makes it. A node that may not write
+// refuses it and names the master.
+func (n *Network) writes(ctx context.Context, command string) (store.Store, error) {
+	if s, ok := n.fenced(); ok {
+		return s, nil
+	}
+	return nil, n.notMaster(ctx, command)
+}
+
+// fenced returns the store for a change. In a fabric of members each change bears the term of the master: false means
+// that this node has none, and what it writes would have no fence.
+func (n *Network) fenced() (s store.Store, ok bool) {
+	s, ok = n.manager.Store()
+	if !ok && n.cfg.Members != nil {
+		if _, in, _ := n.cfg.Members.Self(); in {
+			return nil, false
+		}
+	}
+	return s, true
 }
 
 // changeError is the error of a change as people see it.
@@ -62,7 +97,7 @@ func (n *Network) changeError(fix string, err error) error {
 func (n *Network) changeOf(ctx context.Context, op string) manager.Change {
 	c := api.CallerOf(ctx)
 	if c.Member == "" && n.cfg.Members != nil {
-		self, _ := n.cfg.Members.Self()
+		self, _, _ := n.cfg.Members.Self()
 		c.Member = self.Name
 	}
 	return manager.Change{At: n.cfg.Wall(n.cfg.Now()).UTC(), Op: op,
@@ -71,7 +106,8 @@ func (n *Network) changeOf(ctx context.Context, op string) manager.Change {
 
 // contactOf is what of a configuration decides about contact.
 func contactOf(d *manager.Desired) contact.Config {
-	return contact.Config{Partitions: manager.Partitions(&d.Intent, &d.Ethernet), VESWs: d.Ethernet.VESWs, Groups: d.Groups}
+	return contact.Config{Partitions: manager.Partitions(&d.Intent, &d.Ethernet), VESWs: d.Ethernet.VESWs,
+		Groups: d.Groups}
 }
 
 // lostBy returns what a change takes away from the ports of the subnet. Where this node does not know them, t is nil,
@@ -175,9 +211,9 @@ func LossError(lost *api.LostContact) error {
 		Fix: "the same with --yes", Lost: lost}
 }
 
-// RefuseDelete refuses the deletion of a device whose port the configuration names, or that programs use, unless the
-// request of ctx confirms it. users are the programs. Where this node cannot read the configuration, the programs alone
-// count.
+// RefuseDelete refuses the deletion of a device with a port that the configuration names, or that programs use, unless
+// the request of ctx confirms it. users are the programs. Where this node cannot read the configuration, the programs
+// alone count.
 func (n *Network) RefuseDelete(ctx context.Context, port ib.GUID, users []string) error {
 	var list []contact.Loss
 	for _, u := range users {

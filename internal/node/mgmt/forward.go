@@ -20,8 +20,8 @@ import (
 
 // Members passes requests on to the other members of the fabric.
 type Members interface {
-	// Self is this node as a member; false where it is in no fabric.
-	Self() (member.Claims, bool)
+	// Self is this node as a member. in is false where it is in no fabric; an error is why it is a member no more.
+	Self() (c member.Claims, in bool, err error)
 	// Ask has the node of a member do what is requested. *api.UnreachedError means that nothing was sent.
 	Ask(ctx context.Context, node ib.GUID, r *api.Forwarded) (*api.Answer, error)
 }
@@ -29,33 +29,52 @@ type Members interface {
 // forwardTime bounds a request to another member: less than a user's command waits.
 const forwardTime = 8 * time.Second
 
-var _ api.Forwarder = (*Network)(nil)
+// forwarder passes requests on to the node of the master.
+type forwarder struct{ n *Network }
 
-// Forward implements api.Forwarder: in a fabric of members, the node of the master does what only that one can. Where it
-// cannot be reached, this node does it as far as it can, and else names the master.
-func (n *Network) Forward(ctx context.Context, r *api.Forwarded) (a *api.Answer, here bool, err error) {
+var _ api.Forwarder = forwarder{}
+
+// Forwarder is what passes requests for operations of the master on, in a fabric of members.
+func (n *Network) Forwarder() api.Forwarder { return forwarder{n} }
+
+// Forward implements api.Forwarder: the node of the master does what only that one can. Where it cannot be reached,
+// this node reads what it can, and refuses a change.
+func (f forwarder) Forward(ctx context.Context, r *api.Forwarded) (a *api.Answer, here bool, err error) {
+	n := f.n
 	if n.sub == nil || n.cfg.Members == nil {
 		return nil, true, nil
 	}
-	self, ok := n.cfg.Members.Self()
-	if !ok {
+	self, in, gone := n.cfg.Members.Self()
+	switch {
+	case !in, gone != nil && !r.Change:
 		return nil, true, nil
+	case gone != nil:
+		return nil, false, &api.Error{Code: api.CodeRefused, Why: "this node is no member of its fabric: " +
+			gone.Error(),
+			Fix: "weft member list"}
 	}
 	ctx, stop := context.WithTimeout(ctx, forwardTime)
 	defer stop()
-	to, err := destination(self, r.Change, n.cfg.GUID, n.masterNode(ctx))
+	to, err := destination(self, r.Change, n.cfg.GUID, f.master(ctx))
 	if err != nil || to == 0 {
 		return nil, err == nil, err
 	}
 	a, err = n.cfg.Members.Ask(ctx, to, r)
 	var unreached *api.UnreachedError
 	switch {
+	case errors.As(err, &unreached) && r.Change:
+		return nil, false, &api.Error{Code: api.CodeNotMaster, Why: "the node of the master, " + to.String() +
+			", cannot be reached, and nothing is changed: " + unreached.Error(),
+			Fix: "the same on that node, or here as soon as another is master: weft sm"}
 	case errors.As(err, &unreached):
 		n.cfg.Log.Warn("the node of the master is not reached", "node", to, "err", err)
 		return nil, true, nil
-	case err != nil:
+	case err != nil && r.Change:
 		return nil, false, &api.Error{Code: api.CodeInternal, Why: "the node of the master, " + to.String() + ": " +
 			err.Error(), Fix: "the same again: it may have been done, weft history shows it"}
+	case err != nil:
+		return nil, false, &api.Error{Code: api.CodeInternal, Why: "the node of the master, " + to.String() + ": " +
+			err.Error(), Fix: "weft sm"}
 	case notMaster(a): // any more: this node names the next one, or is it
 		return nil, true, nil
 	}
@@ -80,9 +99,10 @@ func notMaster(a *api.Answer) bool {
 	return a.Status != http.StatusOK && json.Unmarshal(a.Body, &e) == nil && e.Code == api.CodeNotMaster
 }
 
-// masterNode is the node of the master: this one, the one that won the election in the store, or the one that this
+// master is the node of the master: this one, the one that won the election in the store, or the one that this
 // manager stands by for. 0: none is known.
-func (n *Network) masterNode(ctx context.Context) ib.GUID {
+func (f forwarder) master(ctx context.Context) ib.GUID {
+	n := f.n
 	var known ib.GUID
 	if n.manager != nil {
 		s, err := n.status()

@@ -3,14 +3,162 @@
 package mgmt
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"weft/internal/control/api"
+	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
 )
+
+// members is a fabric as a node has it.
+type members struct {
+	self   member.Claims
+	in     bool
+	gone   error
+	answer api.Answer
+	err    error
+	asked  []api.Forwarded
+}
+
+func (m *members) Self() (member.Claims, bool, error) { return m.self, m.in, m.gone }
+
+func (m *members) Ask(_ context.Context, node ib.GUID, r *api.Forwarded) (*api.Answer, error) {
+	if node != 2 {
+		return nil, errors.New("that is not the node of the master")
+	}
+	m.asked = append(m.asked, *r)
+	return &m.answer, m.err
+}
+
+// standby returns the node 1, which stands by for the manager of node 2, as the store has it. It has the device d, with
+// the port 0x11.
+func standby(t *testing.T, m *members) *Network {
+	t.Helper()
+	mem := store.NewMemory()
+	t.Cleanup(func() { mem.Close() })
+	own, master := mem.Open(), mem.Open()
+	term, err := store.Campaign(t.Context(), master, manager.Election, store.Leader{Name: "b2 0000:0000:0000:0002"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { term.Resign(context.Background()) })
+	n := New(Config{Log: slog.New(slog.DiscardHandler), GUID: 1, Host: "b1", Members: m,
+		Now: func() mono.Time { return 1 }, Wall: func(mono.Time) time.Time { return time.Unix(1, 0) },
+		DevicePort: func(name string) (ib.GUID, bool) { return 0x11, name == "d" },
+		ManagedBy:  func() ib.LID { return 7 },
+		Subnet:     subnet.New(subnet.Config{Log: slog.New(slog.DiscardHandler), SwitchPorts: 4})})
+	n.store = own
+	return n
+}
+
+// TestForward: a node that does not reach the master refuses a change, and reads by itself; so does one that is a
+// member no more.
+func TestForward(t *testing.T) {
+	unreached := &api.UnreachedError{Err: errors.New("no route")}
+	self := member.Claims{Name: "b1", Roles: member.HostRoles}
+	yes := api.Answer{Status: http.StatusOK, Body: []byte(`{}`)}
+	for _, x := range []struct {
+		name   string
+		m      members
+		change bool
+		here   bool
+		asked  int
+		code   api.Code
+	}{
+		{name: "in no fabric", change: true, here: true},
+		{name: "a change", m: members{self: self, in: true, answer: yes}, change: true, asked: 1},
+		{name: "a read", m: members{self: self, in: true, answer: yes}, asked: 1},
+		{name: "a change without a way", m: members{self: self, in: true, err: unreached}, change: true, asked: 1,
+			code: api.CodeNotMaster},
+		{name: "a read without a way", m: members{self: self, in: true, err: unreached}, here: true, asked: 1},
+		{name: "a change that may be done", m: members{self: self, in: true, err: errors.New("reset")}, change: true,
+			asked: 1, code: api.CodeInternal},
+		{name: "a change of one that was removed", m: members{self: self, in: true, gone: errors.New("removed")},
+			change: true, code: api.CodeRefused},
+		{name: "a read of one that was removed", m: members{self: self, in: true, gone: errors.New("removed")},
+			here: true},
+		{name: "a change of a leaf", m: members{self: member.Claims{Roles: member.Leaf}, in: true}, change: true,
+			code: api.CodeRefused},
+		{name: "another is master by now", m: members{self: self, in: true, answer: api.Answer{
+			Status: http.StatusConflict, Body: []byte(`{"code":"not_master"}`)}}, change: true, here: true, asked: 1},
+	} {
+		n := standby(t, &x.m)
+		a, here, err := n.Forwarder().Forward(t.Context(), &api.Forwarded{Method: "POST", URI: "/", Change: x.change})
+		var e *api.Error
+		if errors.As(err, &e); (e != nil) != (x.code != "") || e != nil && e.Code != x.code {
+			t.Errorf("%s: %v", x.name, err)
+		}
+		if here != x.here || len(x.m.asked) != x.asked || (a != nil) != (!x.here && x.code == "") {
+			t.Errorf("%s: here %v, asked %d times, answer %v", x.name, here, len(x.m.asked), a)
+		}
+	}
+}
+
+// TestDeviceJoinsByMaster: a device of this node enters and leaves a switch by the node of the master, which may not
+// have seen the device: its port goes by GUID.
+func TestDeviceJoinsByMaster(t *testing.T) {
+	m := &members{self: member.Claims{Name: "b1", Roles: member.HostRoles}, in: true,
+		answer: api.Answer{Status: http.StatusOK, Body: []byte(`{"name":"lab"}`)}}
+	n := standby(t, m)
+	v, err := n.VESWs.AddPort(t.Context(), "lab", api.VESWPortAdd{Port: "d"})
+	if err != nil || v.Name != "lab" {
+		t.Errorf("%+v %v", v, err)
+	}
+	n.VESWs.Leave(t.Context(), "lab", "d")
+	n.VESWs.Leave(t.Context(), "", "d") // in none
+	by := api.Caller{UID: -1}
+	want := []api.Forwarded{
+		{Method: "POST", URI: "/v1/vesws/lab/ports", Change: true, Caller: by},
+		{Method: "DELETE", URI: "/v1/vesws/lab/ports/0000:0000:0000:0011", Change: true, Caller: by,
+			Confirm: api.ConfirmAll},
+	}
+	if len(m.asked) > 0 {
+		want[0].Body = m.asked[0].Body
+	}
+	if diff := cmp.Diff(want, m.asked); diff != "" {
+		t.Fatal(diff)
+	}
+	if body := string(m.asked[0].Body); body != `{"port":"0000:0000:0000:0011","vport":null,"gateway":false}` {
+		t.Error(body)
+	}
+	m.err = &api.UnreachedError{Err: errors.New("no route")}
+	var e *api.Error
+	if _, err := n.VESWs.AddPort(t.Context(), "lab", api.VESWPortAdd{Port: "d"}); !errors.As(err, &e) ||
+		e.Code != api.CodeNotMaster {
+		t.Errorf("without the master: %v", err)
+	}
+}
+
+// TestWriteNeedsTerm: in a fabric a node without a term changes nothing, also where a request reaches its handler.
+func TestWriteNeedsTerm(t *testing.T) {
+	m := &members{}
+	n := standby(t, m)
+	var err error
+	n.manager, err = manager.New(manager.Config{Log: slog.New(slog.DiscardHandler), Store: n.store, Node: "b1",
+		PortGUID: 0x11, Now: func() mono.Time { return 1 }, Post: func(func()) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.manager.Close()
+	if s, ok := n.fenced(); !ok || s != n.store {
+		t.Error("a node in no fabric writes nothing")
+	}
+	m.in = true
+	if _, ok := n.fenced(); ok {
+		t.Error("a node of a fabric writes without a term")
+	}
+}
 
 // TestDestination: the master's node handles requests of its users; others go to it. A change needs a role everywhere.
 func TestDestination(t *testing.T) {
@@ -28,7 +176,7 @@ func TestDestination(t *testing.T) {
 		{"a read without a master", 0, false, 0, 0, false},
 		{"a change of the master", member.HostRoles, true, own, 0, false},
 		{"a change of another", member.Administrator, true, other, other, false},
-		{"a change of a voter", member.Voter, true, other, other, false},
+		{"a change of a voter", member.Voter, true, other, 0, true},
 		{"a change without a master", member.HostRoles, true, 0, 0, false},
 		{"a change of a leaf", member.Leaf, true, other, 0, true},
 		{"a change of a master without the role", member.Manager, true, own, 0, true},

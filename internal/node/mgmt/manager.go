@@ -26,7 +26,7 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if n.sub == nil {
 		return ErrNoFabric
 	}
-	if err := n.fabric.Load().administer(); err != nil {
+	if err := n.administer(ctx); err != nil {
 		return err
 	}
 	if n.manager == nil {
@@ -47,7 +47,11 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if c.MKey == nil {
 		return nil
 	}
-	// Also where this manager stands by: it has to know the key when it follows.
+	// Also where this manager stands by with a store of its own: it has to know the key when it follows.
+	s, err := n.writes(ctx, "weft sm set")
+	if err != nil {
+		return err
+	}
 	var key uint64
 	switch *c.MKey {
 	case api.MKeyNone:
@@ -62,7 +66,7 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if by.Text = "another M_Key"; key == 0 {
 		by.Text = "no M_Key"
 	}
-	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) { k.Set(key) }); err != nil {
+	if err := manager.EditMKey(ctx, s, by, func(k *manager.MKey) { k.Set(key) }); err != nil {
 		return storeError(err)
 	}
 	n.noMKey.Store(nil)
@@ -271,9 +275,6 @@ func (n *Network) sweep(ctx context.Context) error {
 func (n *Network) editable(ctx context.Context, command string) error {
 	if n.sub == nil {
 		return ErrNoFabric
-	}
-	if err := n.fabric.Load().administer(); err != nil {
-		return err
 	}
 	if n.manager == nil {
 		return n.notMaster(ctx, command)

@@ -44,11 +44,11 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.DefragStore, api.NoInput(n.defragStore))
 
 	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs.list))
-	api.Handle(mux, api.GetVESW, n.VESWs.Get)
+	api.Handle(mux, api.GetVESW, n.VESWs.get)
 	api.Handle(mux, api.CreateVESW, n.VESWs.create)
 	api.Handle(mux, api.ChangeVESW, api.ByName(n.VESWs.change))
 	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.VESWs.delete))
-	api.Handle(mux, api.AddVESWPort, api.ByName(n.VESWs.AddPort))
+	api.Handle(mux, api.AddVESWPort, api.ByName(n.VESWs.addPort))
 	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.VESWs.deletePort))
 }
 

@@ -35,8 +35,12 @@ func (e *VESWs) list(ctx context.Context) (list []api.VESW, err error) {
 	return list, nil
 }
 
-// Get describes the virtual Ethernet switch with a name or an identifier.
-func (e *VESWs) Get(ctx context.Context, name string) (v api.VESW, err error) {
+// Get describes the virtual Ethernet switch with a name or an identifier, as the master does.
+func (e *VESWs) Get(ctx context.Context, name string) (api.VESW, error) {
+	return api.Via(ctx, e.n.Forwarder(), api.GetVESW, name, e.get)
+}
+
+func (e *VESWs) get(ctx context.Context, name string) (v api.VESW, err error) {
 	i, err := e.intent(ctx, "weft vesw show "+name)
 	if err != nil {
 		return v, err
@@ -174,7 +178,8 @@ func veswState(s *em.VESWStatus) string {
 }
 
 // edit changes the configuration in the store, and describes one of its virtual Ethernet switches.
-func (e *VESWs) edit(ctx context.Context, op, help, name string, f func(*manager.Desired) error) (v api.VESW, err error) {
+func (e *VESWs) edit(ctx context.Context, op, help, name string, f func(*manager.Desired) error) (v api.VESW,
+	err error) {
 	var after em.Intent
 	err = e.n.change(ctx, op, help, func(d *manager.Desired) error {
 		if err := f(d); err != nil {
@@ -348,8 +353,25 @@ func (e *VESWs) delete(ctx context.Context, name string) error {
 	return err
 }
 
-// AddPort adds a port to a virtual Ethernet switch.
-func (e *VESWs) AddPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
+// AddPort has the master add the port of a device of this node to a virtual Ethernet switch.
+func (e *VESWs) AddPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error) {
+	p.Port = e.portOf(p.Port)
+	return api.Via(ctx, e.n.Forwarder(), api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: name, Value: p},
+		func(ctx context.Context, a api.Named[api.VESWPortAdd]) (api.VESW, error) {
+			return e.addPort(ctx, a.Name, a.Value)
+		})
+}
+
+// portOf is the GUID of the port of a device of this node: the master may not have seen the device yet. A name that is
+// none stays as it is.
+func (e *VESWs) portOf(device string) string {
+	if g, ok := e.n.cfg.DevicePort(device); ok {
+		return g.String()
+	}
+	return device
+}
+
+func (e *VESWs) addPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
 	const help = "weft vesw port add --help"
 	index := -1
 	if p.VPort != nil {
@@ -395,14 +417,18 @@ func (e *VESWs) removePort(ctx context.Context, name, port string, vport int) er
 	return err
 }
 
-// Leave takes a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is in none.
-// The device is deleted even where that fails.
+// Leave has the master take a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is
+// in none. The device is deleted even where that fails.
 func (e *VESWs) Leave(ctx context.Context, vesw, device string) {
 	if vesw == "" {
 		return
 	}
 	var known *api.Error
-	err := e.removePort(api.Confirm(ctx, api.ConfirmAll), vesw, device, -1) // the deletion was confirmed
+	ctx = api.Confirm(ctx, api.ConfirmAll) // the deletion was confirmed
+	_, err := api.Via(ctx, e.n.Forwarder(), api.DeleteVESWPort, api.VESWPortDelete{Name: vesw, Port: e.portOf(device)},
+		func(ctx context.Context, p api.VESWPortDelete) (none api.None, err error) {
+			return none, e.deletePort(ctx, p)
+		})
 	if err != nil && !(errors.As(err, &known) && known.Code == api.CodeNotFound) {
 		e.n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
 	}
