@@ -85,8 +85,21 @@ func TestMembers(t *testing.T) {
 	// Three copies before one of them ends.
 	r.eventually("host1", "weft store status | grep -c 'voter .*https\\|leader .*https'", "3")
 	r.must("host1", "weft fabric nodes", "... host1 weft_ib0")
-	r.must("host1", "weft pkey add 0x8001 --name red weft_ib0 weft_ib0@host2", "red 0x8001 ...", "... host2 weft_ib0")
+	r.must("host1", "weft pkey add 0x8001 --name red weft_ib0 weft_ib0@host2 --yes", "red 0x8001 ...",
+		"... host2 weft_ib0")
 	r.must("host1", "weft pkey add 0xffff ALL")
+
+	t.Log("administration from members that are not the master")
+	r.must("host3", "weft vesw create lab")
+	for _, h := range []string{"host2", "host3"} {
+		r.must(h, "weft dev add eth1 --segment vesw:lab")
+		r.must(h, "weft vesw show lab")
+		r.must(h, "weft check weft_ib0 weft_ib0@host1")
+		r.must(h, "weft doctor | grep 'one master'", "... one master, ...")
+		r.must(h, "weft dev delete eth1 --yes")
+		r.must(h, "weft history | grep -c @"+h+".*'vesw port'", "2")
+	}
+	r.must("host2", "weft vesw delete lab")
 
 	t.Log("strangers")
 	for _, flags := range []string{"--trunk-security none", "--trunk-key-file /run/key"} {

@@ -137,7 +137,8 @@ func TestTruth(t *testing.T) {
 		next := -1
 		s.until("another manager is master", func() bool { next = s.master(a, b); return next >= 0 })
 		other := a + b - next
-		s.weft(next, "pkey", "add", "0x8001", "--name", "red", guid(s.device(a, native)), guid(s.device(b, native)))
+		s.weft(next, "pkey", "add", "0x8001", "--name", "red", guid(s.device(a, native)), guid(s.device(b, native)),
+			"--yes")
 		s.until("pkey list flags what is not there", func() bool {
 			var list []api.Partition
 			return s.nodes[next].Query(&list, "pkey", "list") == nil && slices.ContainsFunc(list, func(p api.Partition) bool {
