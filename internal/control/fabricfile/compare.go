@@ -5,7 +5,6 @@ package fabricfile
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"weft/internal/control/api"
@@ -80,19 +79,28 @@ func (c *comparer) section(what string, is, want any) {
 
 // each compares two lists by what identifies their elements: deletions first, as a change makes room.
 func each[T any](c *comparer, is, want []T, id func(*T) (key, what string)) {
-	at := func(list []T, key string) int {
-		return slices.IndexFunc(list, func(o T) bool { k, _ := id(&o); return k == key })
+	places := func(list []T) map[string]int {
+		at := make(map[string]int, len(list))
+		for i := range list {
+			key, _ := id(&list[i])
+			if _, twice := at[key]; !twice {
+				at[key] = i
+			}
+		}
+		return at
 	}
+	were, are := places(is), places(want)
 	var zero T
 	for i := range is {
-		if key, what := id(&is[i]); at(want, key) < 0 {
+		key, what := id(&is[i])
+		if _, stays := are[key]; !stays {
 			c.add(api.ChangeDelete, what, "")
 		}
 	}
 	for i := range want {
 		key, what := id(&want[i])
-		k := at(is, key)
-		if k < 0 {
+		k, was := were[key]
+		if !was {
 			c.add(api.ChangeAdd, what, c.differences(reflect.ValueOf(zero), reflect.ValueOf(want[i])))
 		} else if how := c.differences(reflect.ValueOf(is[k]), reflect.ValueOf(want[i])); how != "" {
 			c.add(api.ChangeModify, what, how)
@@ -156,13 +164,14 @@ func (c *comparer) difference(name string, a, b reflect.Value) string {
 	}
 	var parts []string
 	was, is := c.elements(a), c.elements(b)
+	before, after := set(was), set(is)
 	for _, e := range is {
-		if !slices.Contains(was, e) {
+		if !before[e] {
 			parts = append(parts, "+ "+e)
 		}
 	}
 	for _, e := range was {
-		if !slices.Contains(is, e) {
+		if !after[e] {
 			parts = append(parts, "- "+e)
 		}
 	}
@@ -170,6 +179,14 @@ func (c *comparer) difference(name string, a, b reflect.Value) string {
 		return name + " in another order"
 	}
 	return name + " " + strings.Join(parts, ", ")
+}
+
+func set(list []string) map[string]bool {
+	s := make(map[string]bool, len(list))
+	for _, e := range list {
+		s[e] = true
+	}
+	return s
 }
 
 func orDefault(s string) string {

@@ -225,21 +225,28 @@ func (m *Manager) partitionsWith(i *Intent) []sm.Partition { return Partitions(i
 // Partitions are those of an intent, and those that VESWs have for themselves (sm.Partition.Apart).
 func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	list := slices.Clone(i.Subnet.Partitions)
+	at := map[ib.PKey]int{}
+	for j := range list {
+		at[list[j].PKey&0x7fff] = j
+	}
 	for k := range vesws.VESWs {
 		v := &vesws.VESWs[k]
 		if !v.OwnPartition() {
 			continue
 		}
 		key := v.Key()
-		j := slices.IndexFunc(list, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
-		if j < 0 {
+		j, there := at[key&0x7fff]
+		if !there {
 			list = append(list, sm.Partition{Name: "vesw-" + v.Name, PKey: key, Apart: true})
 			j = len(list) - 1
+			at[key&0x7fff] = j
 		}
-		p := &list[j]
-		p.Members = slices.Clone(p.Members)
+		p, on := &list[j], make(map[ib.GUID]bool, len(v.Members))
 		for _, mb := range v.Members {
-			p.Members = slices.DeleteFunc(p.Members, func(x sm.Member) bool { return x.PortGUID == mb.Port })
+			on[mb.Port] = true
+		}
+		p.Members = slices.DeleteFunc(slices.Clone(p.Members), func(x sm.Member) bool { return on[x.PortGUID] })
+		for _, mb := range v.Members {
 			p.Members = append(p.Members, sm.Member{PortGUID: mb.Port, As: sm.Full})
 		}
 	}

@@ -249,21 +249,41 @@ func (i *Intent) Find(name string) *VESW {
 	return &i.VESWs[k]
 }
 
+// FreeIDs are the identifiers that no VESW of an intent has, from the last one that was assigned on.
+type FreeIDs struct {
+	i     *Intent
+	taken map[uint16]bool
+	next  uint16 // how many were looked at
+}
+
+// FreeIDs returns the identifiers that are free. They are those of i as it is now.
+func (i *Intent) FreeIDs() *FreeIDs {
+	f := &FreeIDs{i: &Intent{ByteIDs: i.ByteIDs, LastID: i.LastID}, taken: map[uint16]bool{i.key(0): i.ByteIDs}}
+	for _, o := range i.VESWs {
+		if o.ID != 0 {
+			f.taken[i.key(o.ID)] = true
+		}
+	}
+	return f
+}
+
+// Next takes one; the error is ErrNoRoom.
+func (f *FreeIDs) Next() (uint16, error) {
+	for ; f.next < MaxID; f.next++ {
+		if id := (f.i.LastID+f.next)%MaxID + 1; !f.taken[f.i.key(id)] {
+			f.taken[f.i.key(id)] = true
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("every identifier is taken: %w", ErrNoRoom)
+}
+
 // Create adds v. It assigns an identifier if v has none.
 func (i *Intent) Create(v VESW) error {
 	if v.ID == 0 {
-		taken := map[uint16]bool{i.key(0): i.ByteIDs}
-		for _, o := range i.VESWs {
-			taken[i.key(o.ID)] = true
-		}
-		for n := range uint16(MaxID) {
-			if id := (i.LastID+n)%MaxID + 1; !taken[i.key(id)] {
-				v.ID = id
-				break
-			}
-		}
-		if v.ID == 0 {
-			return fmt.Errorf("every identifier is taken: %w", ErrNoRoom)
+		var err error
+		if v.ID, err = i.FreeIDs().Next(); err != nil {
+			return err
 		}
 	}
 	was := *i
@@ -323,7 +343,11 @@ func (i *Intent) Add(name string, port ib.GUID, index int, gateway bool) (m Memb
 			return m, fmt.Errorf("every vport of the port is taken: %w", ErrNoRoom)
 		}
 	}
-	for slices.ContainsFunc(v.Members, func(o Member) bool { return o.Num == m.Num }) {
+	nums := make(map[uint32]bool, len(v.Members))
+	for _, o := range v.Members {
+		nums[o.Num] = true
+	}
+	for nums[m.Num] {
 		m.Num++
 	}
 	v.Members = append(slices.Clone(v.Members), m)
