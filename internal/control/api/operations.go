@@ -174,7 +174,7 @@ var (
 )
 
 // maxDesired bounds the octets of a request with a configuration.
-const maxDesired = 16 << 20
+const maxDesired = 8 << 20
 
 // IP links (docs/notes/ipoib.md). Tables are of the link that is named, or of all links for "".
 var (

@@ -3,8 +3,11 @@
 package contact
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,6 +49,16 @@ func config(parts []sm.Partition, vesws ...em.VESW) Config {
 	return c
 }
 
+// lost is Lost without an end.
+func lost(t testing.TB, before, after Config, ports, gone []ib.GUID) *Losses {
+	t.Helper()
+	l, err := Lost(t.Context(), before, after, ports, gone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
 // text is losses as lines: PORT<WITH… BY.
 func text(list []Loss) string {
 	var lines []string
@@ -76,6 +89,13 @@ func TestLost(t *testing.T) {
 	strict.NoUserMACs = true
 	jumbo := vesw("lab", 1, 0, 1, 2)
 	jumbo.MTU = 9000
+	elsewhere := config(nil, vesw("lab", 1, 0, 1, 2))
+	elsewhere.FabricID = 5
+	other := func(set func(g *sa.Group)) Config {
+		c := group(1, 2)
+		set(&c.Groups[0])
+		return c
+	}
 	both := append(red(full(1), full(2)), part("all", 0xffff, sm.Full))
 	for _, x := range []struct {
 		name          string
@@ -118,16 +138,28 @@ func TestLost(t *testing.T) {
 			want: "1< MACs of its own in vesw lab; 2< MACs of its own in vesw lab"},
 		{name: "a member of a group", before: group(1, 2), after: group(2),
 			want: "1< group ff12:0000:0000:0000:0000:0000:0000:0001"},
+		{name: "another P_Key of a group", before: group(1), after: other(func(g *sa.Group) { g.PKey = 0x8001 }),
+			want: "1< group ff12:0000:0000:0000:0000:0000:0000:0001, of which the P_Key changes"},
+		{name: "another Q_Key of a group", before: group(1), after: other(func(g *sa.Group) { g.QKey = 5 }),
+			want: "1< group ff12:0000:0000:0000:0000:0000:0000:0001, of which the Q_Key changes"},
+		{name: "another MTU of a group", before: group(2), after: other(func(g *sa.Group) { g.MTU = ib.MTU256 }),
+			want: "2< group ff12:0000:0000:0000:0000:0000:0000:0001, of which the MTU changes"},
+		{name: "the full bit of the P_Key of a group", before: group(1),
+			after: other(func(g *sa.Group) { g.PKey = 0x8000 })},
+		{name: "another number of a VESW", before: config(nil, vesw("lab", 1, 0, 1, 2)),
+			after: config(nil, vesw("lab", 2, 0, 1, 2)), want: "1<2 vesw lab, which gets another identifier"},
+		{name: "another number of the fabric", before: config(nil, vesw("lab", 1, 0, 1, 2)), after: elsewhere,
+			want: "1<2 vesw lab, which gets another identifier"},
 		{name: "a group without members", before: group(), after: Config{}},
 		{name: "a port is deleted", gone: []ib.GUID{2}, want: "2<1,3 the default partition"},
 		{name: "a port is deleted that reaches no other", before: config(red(full(1), full(3))),
 			after: config(red(full(1), full(3))), gone: []ib.GUID{2}},
 	} {
-		if diff := cmp.Diff(x.want, text(Lost(x.before, x.after, ports, x.gone))); diff != "" {
+		if diff := cmp.Diff(x.want, text(lost(t, x.before, x.after, ports, x.gone).List)); diff != "" {
 			t.Errorf("%s:\n%s", x.name, diff)
 		}
 	}
-	if n := Pairs(Lost(Config{}, config(red(full(1), full(2))), ports, nil)); n != 3 {
+	if n := lost(t, Config{}, config(red(full(1), full(2))), ports, nil).Pairs; n != 3 {
 		t.Errorf("%d pairs, want 3", n)
 	}
 }
@@ -176,7 +208,7 @@ func TestLostAgainstModel(t *testing.T) {
 		return int(as(list, key, a))*int(as(list, key, b)) >= 2
 	}
 	ports := []ib.GUID{1, 2, 3, 4, 5, 6, 7}
-	lost := 0
+	count := 0
 	for i := range 2000 {
 		before, after := random(), random()
 		type loss struct {
@@ -198,7 +230,8 @@ func TestLostAgainstModel(t *testing.T) {
 				}
 			}
 		}
-		for _, l := range Lost(Config{Partitions: before}, Config{Partitions: after}, ports, nil) {
+		all := lost(t, Config{Partitions: before}, Config{Partitions: after}, ports, nil)
+		for _, l := range all.List {
 			for _, w := range l.With {
 				x := loss{l.By, min(l.Port, w), max(l.Port, w)}
 				if got[x] {
@@ -210,24 +243,82 @@ func TestLostAgainstModel(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("change %d: %+v\nto %+v:\n%s", i, before, after, diff)
 		}
-		lost += len(want)
+		if all.Pairs != len(want) || all.Count() != len(all.List) {
+			t.Fatalf("change %d: %d pairs, want %d; %d losses, %d listed", i, all.Pairs, len(want), all.Count(),
+				len(all.List))
+		}
+		count += len(want)
 	}
-	if lost == 0 {
+	if count == 0 {
 		t.Error("no change took contact away: the test shows nothing")
 	}
 }
 
-// BenchmarkLost is the first partition of a subnet with 200 ports: all pairs but one lose contact.
-func BenchmarkLost(b *testing.B) {
-	var ports []ib.GUID
-	for i := range 200 {
+// many are the ports of a large subnet.
+func many(n int) (ports []ib.GUID) {
+	for i := range n {
 		ports = append(ports, ib.GUID(i+1))
 	}
-	after := config([]sm.Partition{part("red", 0x8001, sm.NotMember, full(1), full(2))})
-	b.ReportAllocs()
-	for b.Loop() {
-		if n := Pairs(Lost(Config{}, after, ports, nil)); n != 200*199/2 {
-			b.Fatal(n)
+	return ports
+}
+
+// TestBounds: what is listed is bounded, what is counted is not, and the digest has all of it.
+func TestBounds(t *testing.T) {
+	const n = 4096
+	ports := many(n)
+	first := config([]sm.Partition{part("red", 0x8001, sm.NotMember)})
+	all := lost(t, Config{}, first, ports, nil)
+	if all.Pairs != n*(n-1)/2 || all.Count() != n-1 || len(all.List) != MaxLosses {
+		t.Errorf("%d pairs, %d losses, %d listed", all.Pairs, all.Count(), len(all.List))
+	}
+	if l := all.List[1]; l.Port != 2 || len(l.With) != MaxWith || l.With[0] != 3 || l.More != n-2-MaxWith {
+		t.Errorf("%+v", l)
+	}
+	if again := lost(t, Config{}, first, ports, nil); again.Digest() != all.Digest() {
+		t.Error("the same loss has another digest")
+	}
+	other := slices.Clone(ports)
+	other[n-1]++ // listed nowhere
+	if another := lost(t, Config{}, first, other, nil); another.Pairs != all.Pairs || another.Digest() == all.Digest() {
+		t.Error("another loss has the same digest")
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := Lost(ctx, Config{}, first, ports, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a caller: %v", err)
+	}
+}
+
+// BenchmarkLost is the first partition of a subnet with 4096 ports, all pairs of which lose contact, and a switch and
+// 32 partitions with all ports that lose each second one.
+func BenchmarkLost(b *testing.B) {
+	ports := many(4096)
+	was, is := []sm.Partition(nil), []sm.Partition(nil)
+	for k := range 32 {
+		p, half := part("p", ib.PKey(0x8001+k), sm.NotMember), part("p", ib.PKey(0x8001+k), sm.NotMember)
+		for i, g := range ports {
+			if p.Members = append(p.Members, full(g)); i%2 == 0 {
+				half.Members = append(half.Members, full(g))
+			}
 		}
+		was, is = append(was, p), append(is, half)
+	}
+	lab, none := vesw("lab", 1, 0, ports...), vesw("lab", 1, 0)
+	for _, x := range []struct {
+		name          string
+		before, after Config
+	}{
+		{"first", Config{}, config(is[:1])},
+		{"each second", config(was), config(is)},
+		{"vesw", config(nil, lab), config(nil, none)},
+	} {
+		b.Run(x.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if lost(b, x.before, x.after, ports, nil).Pairs == 0 {
+					b.Fatal("nothing is lost")
+				}
+			}
+		})
 	}
 }

@@ -4,8 +4,6 @@ package mgmt
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,7 +43,11 @@ func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manag
 				return err
 			}
 			c.Text = fabricfile.Text(compare(&before, d, t))
-			return refuseLoss(ctx, lostBy(&before, d, t), t)
+			lost, err := lostBy(ctx, &before, d, t)
+			if err != nil {
+				return err
+			}
+			return refuseLoss(ctx, describeLost(lost, t))
 		})
 	return n.changeError(fix, err)
 }
@@ -106,19 +108,23 @@ func (n *Network) changeOf(ctx context.Context, op string) manager.Change {
 
 // contactOf is what of a configuration decides about contact.
 func contactOf(d *manager.Desired) contact.Config {
-	return contact.Config{Partitions: manager.Partitions(&d.Intent, &d.Ethernet), VESWs: d.Ethernet.VESWs,
-		Groups: d.Groups}
+	return contact.Config{Partitions: manager.Partitions(&d.Intent, &d.Ethernet), FabricID: d.Ethernet.FabricID,
+		VESWs: d.Ethernet.VESWs, Groups: d.Groups}
 }
 
 // lostBy returns what a change takes away from the ports of the subnet. Where this node does not know them, t is nil,
-// the ports that the configuration names count, and all others are one.
-func lostBy(before, after *manager.Desired, t *topo.Subnet) []contact.Loss {
+// the ports that the configuration names count, and all others are one. The error is that of ctx.
+func lostBy(ctx context.Context, before, after *manager.Desired, t *topo.Subnet) (*contact.Losses, error) {
 	was, is := contactOf(before), contactOf(after)
-	list := contact.Lost(was, is, portsOf(t), nil)
-	if t == nil && len(contact.Lost(was, is, []ib.GUID{unnamed, unnamed + 1}, nil)) > len(list) {
-		list = append(list, contact.Loss{Port: unnamed, By: "every port that is in no partition with it"})
+	lost, err := contact.Lost(ctx, was, is, portsOf(t), nil)
+	if err != nil || t != nil {
+		return lost, err
 	}
-	return list
+	with, err := contact.Lost(ctx, was, is, []ib.GUID{unnamed, unnamed + 1}, nil)
+	if err == nil && with.Count() > lost.Count() {
+		lost.Add(contact.Loss{Port: unnamed, By: "every port that is in no partition with it"})
+	}
+	return lost, err
 }
 
 // unnamed stands for any port that no configuration names; no port has this GUID or the next.
@@ -138,31 +144,26 @@ func portsOf(t *topo.Subnet) (list []ib.GUID) {
 }
 
 // describeLost describes a loss, nil where nothing is lost.
-func describeLost(list []contact.Loss, t *topo.Subnet) *api.LostContact {
-	if len(list) == 0 {
+func describeLost(lost *contact.Losses, t *topo.Subnet) *api.LostContact {
+	if lost == nil || lost.Count() == 0 {
 		return nil
 	}
-	v := &api.LostContact{Pairs: contact.Pairs(list)}
-	sum := sha256.New()
-	for _, l := range list {
-		fmt.Fprintln(sum, l)
-		if len(v.Lines) == api.LostLines {
-			v.More++
-			continue
-		}
+	v := &api.LostContact{Pairs: lost.Pairs, Digest: lost.Digest()}
+	for _, l := range lost.List[:min(len(lost.List), api.LostLines)] {
 		v.Lines = append(v.Lines, lossText(l, t))
 	}
-	v.Digest = hex.EncodeToString(sum.Sum(nil)[:16])
+	v.More = lost.Count() - len(v.Lines)
 	return v
 }
 
 // lossText is a loss in a line.
 func lossText(l contact.Loss, t *topo.Subnet) string {
 	const most = 3 // names in a line
+	total := len(l.With) + l.More
 	var names []string
 	for i, p := range l.With {
-		if i == most && len(l.With) > most+1 {
-			names = append(names, fmt.Sprintf("%d more", len(l.With)-most))
+		if i == most && total > most+1 {
+			names = append(names, fmt.Sprintf("%d more", total-most))
 			break
 		}
 		names = append(names, portText(t, p))
@@ -189,8 +190,7 @@ func portText(t *topo.Subnet, g ib.GUID) string {
 }
 
 // refuseLoss refuses a change that takes contact away, unless the request of ctx confirms it.
-func refuseLoss(ctx context.Context, list []contact.Loss, t *topo.Subnet) error {
-	lost := describeLost(list, t)
+func refuseLoss(ctx context.Context, lost *api.LostContact) error {
 	if lost == nil {
 		return nil
 	}
@@ -215,18 +215,19 @@ func LossError(lost *api.LostContact) error {
 // the request of ctx confirms it. users are the programs. Where this node cannot read the configuration, the programs
 // alone count.
 func (n *Network) RefuseDelete(ctx context.Context, port ib.GUID, users []string) error {
-	var list []contact.Loss
-	for _, u := range users {
-		list = append(list, contact.Loss{Port: port, By: "the sessions of " + u + " end"})
-	}
-	t := n.topologyIfKnown()
+	lost, t := &contact.Losses{}, n.topologyIfKnown()
 	if d, err := n.desired(ctx, "weft pkey list"); n.sub != nil && err == nil && port != 0 {
 		c := contactOf(&d)
 		if named(&c, port) {
-			list = append(list, contact.Lost(c, c, portsOf(t), []ib.GUID{port})...)
+			if lost, err = contact.Lost(ctx, c, c, portsOf(t), []ib.GUID{port}); err != nil {
+				return err
+			}
 		}
 	}
-	return refuseLoss(ctx, list, t)
+	for _, u := range users {
+		lost.Add(contact.Loss{Port: port, By: "the sessions of " + u + " end"})
+	}
+	return refuseLoss(ctx, describeLost(lost, t))
 }
 
 // named reports whether a configuration names a port.

@@ -52,6 +52,11 @@ func (c configuration) compareDesired(ctx context.Context, want api.Desired) (v 
 	if err != nil {
 		return v, err
 	}
+	done, err := c.n.comparisons.take(ctx)
+	if err != nil {
+		return v, err
+	}
+	defer done()
 	t := c.n.topologyIfKnown()
 	before := d.Clone()
 	if err := c.desire(ctx, &want, &d, t); err != nil {
@@ -60,7 +65,8 @@ func (c configuration) compareDesired(ctx context.Context, want api.Desired) (v 
 	if err := c.n.changeError("weft export", d.Validate()); err != nil {
 		return v, err
 	}
-	return api.Comparison{Changes: compare(&before, &d, t), Lost: describeLost(lostBy(&before, &d, t), t)}, nil
+	lost, err := lostBy(ctx, &before, &d, t)
+	return api.Comparison{Changes: compare(&before, &d, t), Lost: describeLost(lost, t)}, err
 }
 
 func (c configuration) applyDesired(ctx context.Context, want api.Desired) (v api.Comparison, err error) {
@@ -73,8 +79,9 @@ func (c configuration) applyDesired(ctx context.Context, want api.Desired) (v ap
 		if err := c.desire(ctx, &want, d, t); err != nil {
 			return err
 		}
-		v = api.Comparison{Changes: compare(&before, d, t), Lost: describeLost(lostBy(&before, d, t), t)}
-		return nil
+		lost, err := lostBy(ctx, &before, d, t)
+		v = api.Comparison{Changes: compare(&before, d, t), Lost: describeLost(lost, t)}
+		return err
 	})
 	if err == nil {
 		c.n.cfg.Log.Info("configuration applied", "changes", len(v.Changes))
@@ -173,7 +180,10 @@ func memberText(port string, as sm.Membership) string {
 
 // desire makes d what want states. On an error d is undefined. The line that the error names is that of the file.
 func (c configuration) desire(ctx context.Context, want *api.Desired, d *manager.Desired, t *topo.Subnet) error {
-	s := desirer{n: c.n, ctx: ctx, t: t}
+	if err := bounded(want); err != nil {
+		return err
+	}
+	s := desirer{n: c.n, ctx: ctx, named: c.n.portNames(ctx, t)}
 	if w := want.Subnet; w != nil {
 		if err := s.subnet(w, &d.Subnet); err != nil {
 			return err
@@ -213,15 +223,18 @@ func wrongLine(line int, format string, args ...any) error {
 	return describe.Invalid("weft export prints the form", "%s", why)
 }
 
-// desirer makes a configuration what a request states.
+// desirer makes a configuration what a request states. It is for one request, and ends its work with ctx.
 type desirer struct {
-	n   *Network
-	ctx context.Context
-	t   *topo.Subnet
+	n     *Network
+	ctx   context.Context
+	named func(name string) (ib.GUID, error)
 }
 
-func (s desirer) port(line int, name string) (ib.GUID, error) {
-	g, err := s.n.portNamed(s.ctx, name, s.t)
+func (s *desirer) port(line int, name string) (ib.GUID, error) {
+	if err := s.ctx.Err(); err != nil {
+		return 0, err
+	}
+	g, err := s.named(name)
 	if err != nil {
 		return 0, wrongLine(line, "%s", problem.Of("", err).Why)
 	}
@@ -229,7 +242,7 @@ func (s desirer) port(line int, name string) (ib.GUID, error) {
 }
 
 // key reads a P_Key of a file, which has 0x before it: digits alone could be decimal.
-func (s desirer) key(line int, text string) (ib.PKey, error) {
+func (s *desirer) key(line int, text string) (ib.PKey, error) {
 	key, err := describe.ParsePKey(text)
 	switch {
 	case err != nil:
@@ -240,7 +253,7 @@ func (s desirer) key(line int, text string) (ib.PKey, error) {
 	return key, nil
 }
 
-func (s desirer) subnet(w *api.DesiredSubnet, i *sm.Intent) error {
+func (s *desirer) subnet(w *api.DesiredSubnet, i *sm.Intent) error {
 	i.Engine, i.Roots = w.Routing, nil
 	for _, r := range w.Roots {
 		g, ok := describe.ParseGUID(r)
@@ -266,7 +279,7 @@ func (s desirer) subnet(w *api.DesiredSubnet, i *sm.Intent) error {
 	return nil
 }
 
-func (s desirer) partitions(want []api.DesiredPartition, i *sm.Intent) error {
+func (s *desirer) partitions(want []api.DesiredPartition, i *sm.Intent) error {
 	i.Partitions = nil
 	at := map[ib.PKey]int{}
 	for _, w := range want {
@@ -290,7 +303,8 @@ func (s desirer) partitions(want []api.DesiredPartition, i *sm.Intent) error {
 	return nil
 }
 
-func (s desirer) members(w *api.DesiredPartition, p *sm.Partition) error {
+func (s *desirer) members(w *api.DesiredPartition, p *sm.Partition) error {
+	seen := make(map[ib.GUID]bool, len(w.Members))
 	for _, text := range w.Members {
 		port, as, _ := strings.Cut(text, "=")
 		ms := sm.Full
@@ -312,168 +326,26 @@ func (s desirer) members(w *api.DesiredPartition, p *sm.Partition) error {
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == guid }) {
+		if seen[guid] {
 			return wrongLine(w.Line, "partition %s: port %s is a member twice", p.Name, port)
 		}
+		seen[guid] = true
 		p.Members = append(p.Members, sm.Member{PortGUID: guid, As: ms})
 	}
 	return nil
 }
 
-// vesws makes the virtual Ethernet switches those of a request. What it does not state, an identifier and the numbers
-// of ports, stays as it is, or is chosen.
-func (s desirer) vesws(want []api.DesiredVESW, i *em.Intent) error {
-	was := *i
-	i.VESWs = nil
-	ids := em.Intent{FabricID: i.FabricID, ByteIDs: i.ByteIDs, LastID: i.LastID}
-	lines := map[string]int{}
-	for k := range want {
-		w := &want[k]
-		if before, twice := lines[w.Name]; twice {
-			return wrongLine(w.Line, "vesw %s is there twice: also in line %d", w.Name, before)
-		}
-		lines[w.Name] = w.Line
-		v, err := s.vesw(w, &was)
-		if err != nil {
-			return err
-		}
-		i.VESWs = append(i.VESWs, v)
-		if v.ID != 0 {
-			ids.VESWs = append(ids.VESWs, em.VESW{Name: v.Name, ID: v.ID, PKey: v.PKey})
-		}
-	}
-	for k := range i.VESWs {
-		v := &i.VESWs[k]
-		if v.ID == 0 {
-			if err := ids.Create(em.VESW{Name: v.Name, PKey: v.PKey}); err != nil {
-				return wrongLine(want[k].Line, "vesw %s: %v", v.Name, err)
-			}
-			v.ID, i.LastID = ids.Find(v.Name).ID, ids.LastID
-		}
-		alone := em.Intent{ByteIDs: i.ByteIDs, VESWs: []em.VESW{*v}}
-		if err := alone.Validate(); err != nil {
-			return wrongLine(want[k].Line, "vesw %v", err)
-		}
-	}
-	return s.choosePorts(want, i, &was)
-}
-
-// vesw makes a switch of a request, with the ports that have a vport.
-func (s desirer) vesw(w *api.DesiredVESW, was *em.Intent) (v em.VESW, err error) {
-	v = em.VESW{Name: w.Name, Flood: w.Flood, NoUserMACs: w.NoUserMACs}
-	var pcp []uint8
-	for _, sl := range w.PCP {
-		x, err := narrow[uint8](sl, "pcp")
-		if err != nil {
-			return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
-		}
-		pcp = append(pcp, x)
-	}
-	if pcp != nil {
-		if len(pcp) != 8 {
-			return v, wrongLine(w.Line, "vesw %s: %d service levels by priority: want 8", w.Name, len(pcp))
-		}
-		v.PCP = (*[8]uint8)(pcp)
-	}
-	if w.PKey != "" {
-		if v.PKey, err = s.key(w.Line, w.PKey); err != nil {
-			return v, err
-		}
-	}
-	for _, x := range []struct {
-		to   *uint16
-		from int
-		what string
-	}{{&v.ID, w.ID, "id"}, {&v.MTU, w.MTU, "mtu"}, {&v.MaxMACs, w.MaxMACs, "max_macs"}} {
-		if *x.to, err = narrow[uint16](x.from, x.what); err != nil {
-			return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
-		}
-	}
-	if v.SL, err = narrow[uint8](w.SL, "sl"); err != nil {
-		return v, wrongLine(w.Line, "vesw %s: %v", w.Name, err)
-	}
-	if old := was.Find(w.Name); old != nil && v.ID == 0 {
-		v.ID = old.ID
-	}
-	return v, nil
-}
-
-// choosePorts gives the switches their ports: first those with a vport and a number, then the others, which get what
-// they had or what is free.
-func (s desirer) choosePorts(want []api.DesiredVESW, i, was *em.Intent) error {
-	type open struct {
-		vesw, line int
-		m          em.Member
-		index      int // -1: to be chosen
-	}
-	var later []open
-	type vport struct {
-		port  ib.GUID
-		index uint8
-	}
-	vports := map[vport]string{}
-	for k := range want {
-		v := &i.VESWs[k]
-		seen, numbers := map[ib.GUID]bool{}, map[uint32]bool{}
-		for _, p := range want[k].Ports {
-			line := cmp.Or(p.Line, want[k].Line)
-			guid, err := s.port(line, p.Port)
-			if err != nil {
-				return err
-			}
-			if seen[guid] {
-				return wrongLine(line, "vesw %s: port %s is there twice", v.Name, p.Port)
-			}
-			seen[guid] = true
-			o := open{k, line, em.Member{Port: guid, Num: uint32(max(p.Number, 0)), Gateway: p.Gateway}, -1}
-			if old := was.Find(v.Name); old != nil {
-				if j := slices.IndexFunc(old.Members, func(m em.Member) bool { return m.Port == guid }); j >= 0 {
-					o.index, o.m.Num = int(old.Members[j].Index), cmp.Or(o.m.Num, old.Members[j].Num)
-				}
-			}
-			if p.VPort != nil {
-				o.index = *p.VPort
-			}
-			if o.index > em.MaxIndex || p.VPort != nil && *p.VPort < 0 || p.Number < 0 || p.Number > em.MaxMembers {
-				return wrongLine(line, "vesw %s: port %s: vport 0 to %d, number 1 to %d", v.Name, p.Port, em.MaxIndex,
-					em.MaxMembers)
-			}
-			if o.index < 0 || o.m.Num == 0 {
-				later = append(later, o)
-				continue
-			}
-			o.m.Index = uint8(o.index)
-			if other, taken := vports[vport{guid, o.m.Index}]; taken {
-				return wrongLine(line, "vesw %s: vport %d of port %s is in %s", v.Name, o.index, p.Port, other)
-			}
-			if numbers[o.m.Num] {
-				return wrongLine(line, "vesw %s: port %s: the number %d is another's", v.Name, p.Port, o.m.Num)
-			}
-			vports[vport{guid, o.m.Index}], numbers[o.m.Num] = v.Name, true
-			v.Members = append(v.Members, o.m)
-		}
-	}
-	for _, o := range later {
-		v := &i.VESWs[o.vesw]
-		m, err := i.Add(v.Name, o.m.Port, o.index, o.m.Gateway)
-		if err != nil {
-			return wrongLine(o.line, "vesw %s: port %v: %v", v.Name, o.m.Port, err)
-		}
-		if o.m.Num != 0 && o.m.Num != m.Num {
-			v.Members[len(v.Members)-1].Num = o.m.Num
-		}
-		if err := i.Validate(); err != nil {
-			return wrongLine(o.line, "%v", err)
-		}
-	}
-	return nil
-}
-
 // groups makes the groups those of a request.
-func (s desirer) groups(want []api.DesiredGroup, d *manager.Desired) error {
-	was := d.Groups
+func (s *desirer) groups(want []api.DesiredGroup, d *manager.Desired) error {
+	was, seen := map[ib.GID]sa.Group{}, map[ib.GID]bool{}
+	for _, g := range d.Groups {
+		was[g.MGID] = g
+	}
 	d.Groups = nil
 	for _, w := range want {
+		if err := s.ctx.Err(); err != nil {
+			return err
+		}
 		j := api.GroupJoin{MGID: w.MGID, MTU: w.MTU, Members: w.Members}
 		if w.PKey != "" {
 			key, err := s.key(w.Line, w.PKey)
@@ -489,20 +361,22 @@ func (s desirer) groups(want []api.DesiredGroup, d *manager.Desired) error {
 			}
 			j.QKey = uint32(k)
 		}
-		g, err := s.n.groupOf(s.ctx, &j)
+		g, err := groupOf(&j, s.named)
 		if err != nil {
 			return wrongLine(w.Line, "%s", problem.Of("", err).Why)
 		}
-		for k, m := range g.Members {
-			if slices.ContainsFunc(g.Members[:k], func(o sa.Member) bool { return o.PortGUID == m.PortGUID }) {
+		members := make(map[ib.GUID]bool, len(g.Members))
+		for _, m := range g.Members {
+			if members[m.PortGUID] {
 				return wrongLine(w.Line, "group %s: port %v is a member twice", w.MGID, m.PortGUID)
 			}
+			members[m.PortGUID] = true
 		}
-		if slices.ContainsFunc(d.Groups, func(o sa.Group) bool { return o.MGID == g.MGID }) {
+		if seen[g.MGID] {
 			return wrongLine(w.Line, "group %s is there twice", w.MGID)
 		}
-		if k := slices.IndexFunc(was, func(o sa.Group) bool { return o.MGID == g.MGID }); k >= 0 {
-			old := was[k] // with what a request has no word for
+		seen[g.MGID] = true
+		if old, kept := was[g.MGID]; kept { // with what a request has no word for
 			old.PKey, old.QKey, old.MTU, old.Members = g.PKey, g.QKey, g.MTU, g.Members
 			g = old
 		}
@@ -515,10 +389,14 @@ func (s desirer) groups(want []api.DesiredGroup, d *manager.Desired) error {
 }
 
 // separate refuses a partition that a virtual Ethernet switch has for itself.
-func (s desirer) separate(want *api.Desired, d *manager.Desired) error {
+func (s *desirer) separate(want *api.Desired, d *manager.Desired) error {
+	there := make(map[ib.PKey]bool, len(d.Subnet.Partitions))
+	for _, p := range d.Subnet.Partitions {
+		there[p.PKey|0x8000] = true
+	}
 	for i := range d.Ethernet.VESWs {
 		v := &d.Ethernet.VESWs[i]
-		if !v.OwnPartition() || partition(&d.Intent, v.Key()) < 0 {
+		if !v.OwnPartition() || !there[v.Key()] {
 			continue
 		}
 		line := 0

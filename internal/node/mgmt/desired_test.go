@@ -227,18 +227,20 @@ func TestApplyRefuses(t *testing.T) {
 // TestRefuseLoss: a loss is refused with its lines, at most ten, unless the request confirms it, or exactly it.
 func TestRefuseLoss(t *testing.T) {
 	ctx := context.Background()
-	if err := refuseLoss(ctx, nil, nil); err != nil {
+	if err := refuseLoss(ctx, nil); err != nil {
 		t.Error(err)
 	}
-	var list []contact.Loss
+	var list, fewer contact.Losses
 	for p := range ib.GUID(12) {
 		l := contact.Loss{Port: p + 1, By: "vesw lab"}
 		for q := range 5 + p%2 {
 			l.With = append(l.With, 100+q)
 		}
-		list = append(list, l)
+		if list.Add(l); p < 11 {
+			fewer.Add(l)
+		}
 	}
-	err := refuseLoss(ctx, list, nil)
+	err := refuseLoss(ctx, describeLost(&list, nil))
 	e, ok := err.(*api.Error)
 	if !ok || e.Code != api.CodeContact || e.Lost.Pairs != 66 || len(e.Lost.Lines) != api.LostLines ||
 		e.Lost.More != 2 {
@@ -252,11 +254,11 @@ func TestRefuseLoss(t *testing.T) {
 		t.Errorf("why: %s", e.Why)
 	}
 	for _, c := range []string{api.ConfirmAll, e.Lost.Digest} {
-		if err := refuseLoss(api.Confirm(ctx, c), list, nil); err != nil {
+		if err := refuseLoss(api.Confirm(ctx, c), describeLost(&list, nil)); err != nil {
 			t.Errorf("confirmed by %q: %v", c, err)
 		}
 	}
-	if err := refuseLoss(api.Confirm(ctx, e.Lost.Digest), list[:11], nil); err == nil {
+	if err := refuseLoss(api.Confirm(ctx, e.Lost.Digest), describeLost(&fewer, nil)); err == nil {
 		t.Error("another loss is confirmed")
 	}
 }
@@ -265,11 +267,19 @@ func TestRefuseLoss(t *testing.T) {
 func TestUnknownPorts(t *testing.T) {
 	before, after := empty(), empty()
 	after.Subnet.Partitions = []sm.Partition{{Name: "red", PKey: 0x8001}}
-	if list := lostBy(&before, &after, nil); len(list) != 1 || list[0].Port != unnamed {
-		t.Errorf("%+v", list)
+	unknown := func() *contact.Losses {
+		t.Helper()
+		l, err := lostBy(t.Context(), &before, &after, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	if l := unknown(); l.Count() != 1 || l.List[0].Port != unnamed {
+		t.Errorf("%+v", l.List)
 	}
 	after.Subnet.Partitions[0].Apart = true
-	if list := lostBy(&before, &after, nil); len(list) != 0 {
-		t.Errorf("%+v", list)
+	if l := unknown(); l.Count() != 0 {
+		t.Errorf("%+v", l.List)
 	}
 }

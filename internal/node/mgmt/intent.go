@@ -218,8 +218,8 @@ func joinNames(state uint8) (names []string) {
 	return names
 }
 
-// groupOf returns the group of a request.
-func (n *Network) groupOf(ctx context.Context, j *api.GroupJoin) (g sa.Group, err error) {
+// groupOf returns the group of a request. port returns the GUID of a port by its name.
+func groupOf(j *api.GroupJoin, port func(string) (ib.GUID, error)) (g sa.Group, err error) {
 	const help = "weft mcast join --help"
 	a, err := netip.ParseAddr(j.MGID)
 	if err != nil || !a.Is6() || !a.IsMulticast() {
@@ -242,9 +242,8 @@ func (n *Network) groupOf(ctx context.Context, j *api.GroupJoin) (g sa.Group, er
 			return g, describe.Invalid(help, "the MTU must be 256, 512, 1024, 2048 or 4096, not %d", j.MTU)
 		}
 	}
-	t := n.topologyIfKnown()
 	for _, name := range j.Members {
-		guid, err := n.portNamed(ctx, name, t)
+		guid, err := port(name)
 		if err != nil {
 			return g, err
 		}
@@ -259,7 +258,8 @@ func (n *Network) editGroup(ctx context.Context, command string, j *api.GroupJoi
 	if err := n.editable(ctx, command); err != nil {
 		return err
 	}
-	g, err := n.groupOf(ctx, j)
+	t := n.topologyIfKnown()
+	g, err := groupOf(j, func(name string) (ib.GUID, error) { return n.portNamed(ctx, name, t) })
 	if err != nil {
 		return err
 	}

@@ -100,6 +100,8 @@ type Network struct {
 	VESWs VESWs
 
 	fabric atomic.Pointer[Fabric] // nil: an embedded store is the node's own
+	// comparisons admits comparisons of configurations.
+	comparisons turns
 	// noMKey is why the M_Key of a new fabric could not be written; nil: it was, or has been since.
 	noMKey atomic.Pointer[problem.Error]
 
@@ -226,40 +228,64 @@ func (n *Network) topologyIfKnown() (t *topo.Subnet) {
 // portNamed returns the GUID of a port: the GUID itself, a device of the node that received the request of ctx, or
 // DEVICE@NODE with a host name, or the GUID of a node's switch.
 func (n *Network) portNamed(ctx context.Context, name string, t *topo.Subnet) (ib.GUID, error) {
-	if g, ok := describe.ParseGUID(name); ok {
-		return g, nil
-	}
-	device, host, remote := strings.Cut(name, "@")
-	if c := api.CallerOf(ctx); !remote && c.Node != 0 { // of the member that forwarded the request
-		host, remote = c.Node.String(), true
-	}
-	own, isGUID := describe.ParseGUID(host)
-	if !remote || isGUID && own == n.cfg.GUID {
-		port, ok := n.cfg.DevicePort(device)
-		if !ok {
-			return 0, describe.NotFound("weft dev", "%q is no GUID, and this node has no such InfiniBand device", name)
+	return n.portNames(ctx, t)(name)
+}
+
+// portNames is portNamed for many names. What it returns is for one goroutine.
+func (n *Network) portNames(ctx context.Context, t *topo.Subnet) func(name string) (ib.GUID, error) {
+	var devices *deviceNames // made for the first name that needs it
+	return func(name string) (ib.GUID, error) {
+		if g, ok := describe.ParseGUID(name); ok {
+			return g, nil
 		}
-		return port, nil
+		device, host, remote := strings.Cut(name, "@")
+		if c := api.CallerOf(ctx); !remote && c.Node != 0 { // of the member that forwarded the request
+			host, remote = c.Node.String(), true
+		}
+		own, isGUID := describe.ParseGUID(host)
+		if !remote || isGUID && own == n.cfg.GUID {
+			port, ok := n.cfg.DevicePort(device)
+			if !ok {
+				return 0, describe.NotFound("weft dev", "%q is no GUID, and this node has no such InfiniBand device", name)
+			}
+			return port, nil
+		}
+		if t == nil {
+			return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)",
+				"this node does not know the devices of others: %q", name)
+		}
+		if devices == nil {
+			devices = namesOf(t)
+		}
+		found := devices.byHost[device+"@"+host]
+		if isGUID && len(found) == 0 {
+			found = devices.byNode[device+"@"+own.String()]
+		}
+		switch len(found) {
+		case 1:
+			return found[0], nil
+		case 0:
+			return 0, describe.NotFound("weft fabric nodes", "the subnet has no device %q", name)
+		}
+		return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
 	}
-	if t == nil {
-		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)",
-			"this node does not know the devices of others: %q", name)
-	}
-	var found []ib.GUID
+}
+
+// deviceNames are the ports of a subnet by DEVICE@NODE.
+type deviceNames struct{ byHost, byNode map[string][]ib.GUID }
+
+func namesOf(t *topo.Subnet) *deviceNames {
+	d := deviceNames{map[string][]ib.GUID{}, map[string][]ib.GUID{}}
 	for r := range t.EndPorts() {
-		d := &t.Nodes[r.Node]
-		at, what, ok := strings.Cut(d.Description, " ")
-		if ok && what == device && (at == host || isGUID && d.Info.SystemImageGUID == own) {
-			found = append(found, t.Port(r).GUID)
+		x, port := &t.Nodes[r.Node], t.Port(r).GUID
+		if host, device, ok := strings.Cut(x.Description, " "); ok {
+			at := device + "@" + host
+			d.byHost[at] = append(d.byHost[at], port)
+			at = device + "@" + x.Info.SystemImageGUID.String()
+			d.byNode[at] = append(d.byNode[at], port)
 		}
 	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return 0, describe.NotFound("weft fabric nodes", "the subnet has no device %q", name)
-	}
-	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
+	return &d
 }
 
 // portName is the description of a port's node, where t has it.
