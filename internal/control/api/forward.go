@@ -15,13 +15,18 @@ import (
 	"unicode/utf8"
 )
 
+// Right is what a member needs for a request.
+type Right struct {
+	Change bool   // false for requests that only read
+	Reads  string // Op.Reads
+}
+
 // Forwarded is a request for an operation of the master, as one node passes it on to another.
 type Forwarded struct {
 	Method string
 	URI    string // path and query
 	Body   []byte // nil: none
-	// Change is false for requests that only read.
-	Change  bool
+	Right
 	Caller  Caller
 	Confirm string // Confirmed
 }
@@ -57,9 +62,12 @@ func (h handler) forward(r *http.Request, f Forwarder) (a *Answer, elsewhere boo
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	a, here, err := f.Forward(r.Context(), &Forwarded{Method: r.Method, URI: r.URL.RequestURI(), Body: body,
-		Change: h.need > ReadAccess, Caller: CallerOf(r.Context()), Confirm: Confirmed(r.Context())})
+		Right: h.right(), Caller: CallerOf(r.Context()), Confirm: Confirmed(r.Context())})
 	return a, !here, err
 }
+
+// right is what a member needs for the operation.
+func (h handler) right() Right { return Right{h.need > ReadAccess, h.reads} }
 
 // Via does op where f decides: on the node of the master, or with here on this one. It is for what a node itself needs
 // of the master, in the name of the caller of ctx.
@@ -69,7 +77,7 @@ func Via[In, Out any](ctx context.Context, f Forwarder, op Op[In, Out], in In,
 	if err != nil {
 		return out, err
 	}
-	r := &Forwarded{Method: op.Method, URI: "/" + Version + path, Change: op.Access > ReadAccess,
+	r := &Forwarded{Method: op.Method, URI: "/" + Version + path, Right: Right{op.Access > ReadAccess, op.Reads},
 		Caller: CallerOf(ctx).named(), Confirm: Confirmed(ctx)}
 	if body != nil {
 		if r.Body, err = io.ReadAll(body); err != nil {
@@ -108,8 +116,8 @@ func (r *Forwarded) NewRequest(ctx context.Context, base string) (*http.Request,
 }
 
 // Identify returns the member that made a request, by its certificate alone: its name and GUID. An error is the answer.
-// change is false for a request that only reads.
-type Identify func(r *http.Request, change bool) (Caller, error)
+// need is what the member needs for it.
+type Identify func(r *http.Request, need Right) (Caller, error)
 
 // ForMembers returns a handler of the operations of the master that were registered in mux, for requests that other
 // members forward. Every other operation is refused, and no request is forwarded again.
@@ -123,13 +131,13 @@ func ForMembers(mux *http.ServeMux, identify Identify) http.Handler {
 // remote returns the caller of a request that another member forwarded: the member by its certificate, the user by what
 // the member states.
 func (h handler) remote(r *http.Request, identify Identify) (Caller, error) {
-	if !h.master {
+	c, err := identify(r, h.right()) // first: what strangers send is counted
+	switch {
+	case err != nil:
+		return c, err
+	case !h.master:
 		return Caller{}, &Error{Code: CodeRefused, Why: "the operation is for users of the node itself",
 			Fix: "run the command on that host"}
-	}
-	c, err := identify(r, h.need > ReadAccess)
-	if err != nil {
-		return c, err
 	}
 	c.UID, c.User = -1, ""
 	if n, err := strconv.Atoi(r.Header.Get(headerUID)); err == nil && n >= 0 {

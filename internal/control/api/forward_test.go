@@ -69,6 +69,10 @@ func node(log *[]done) *http.ServeMux {
 		note(ctx, "delete", p.PKey+" "+strings.Join(p.Members, " "))
 		return nil
 	}))
+	Handle(mux, ListHistory, func(ctx context.Context, _ Since) ([]HistoryEntry, error) {
+		note(ctx, "history", "")
+		return nil, nil
+	})
 	Handle(mux, ListDevices, func(ctx context.Context, _ None) ([]Device, error) {
 		note(ctx, "devices", "")
 		return nil, nil
@@ -81,7 +85,7 @@ func node(log *[]done) *http.ServeMux {
 func TestForward(t *testing.T) {
 	var here, there []done
 	local, master := node(&here), node(&there)
-	identify := func(_ *http.Request, change bool) (Caller, error) {
+	identify := func(_ *http.Request, need Right) (Caller, error) {
 		return Caller{Member: "b1", Node: 7, UID: 99, User: "forged"}, nil
 	}
 	r := &relay{to: ForMembers(master, identify)}
@@ -157,8 +161,8 @@ func TestForMembers(t *testing.T) {
 	mux := node(&log)
 	_ = NewServer(mux, nil, slog.New(slog.DiscardHandler)) // registers the answer to what is unknown
 	refused := false
-	h := ForMembers(mux, func(_ *http.Request, change bool) (Caller, error) {
-		if refused || change {
+	h := ForMembers(mux, func(_ *http.Request, need Right) (Caller, error) {
+		if refused || need.Change || need.Reads != "" {
 			return Caller{}, &Error{Code: CodeRefused, Why: "b1 may only read"}
 		}
 		return Caller{Member: "b1", Node: 7}, nil
@@ -177,7 +181,7 @@ func TestForMembers(t *testing.T) {
 		method, uri string
 		status      int
 	}{{"GET", "/v1/devices", 403}, {"GET", "/v1/nothing", 403}, {"POST", "/v1/fabric/partitions", 403},
-		{"GET", "/v1/fabric/partitions", 200}} {
+		{"GET", "/v1/fabric/history", 403}, {"GET", "/v1/fabric/partitions", 200}} {
 		if status, body := ask(x.method, x.uri, nil); status != x.status {
 			t.Errorf("%s %s: %d %s", x.method, x.uri, status, body)
 		}
@@ -210,7 +214,7 @@ func TestForMembers(t *testing.T) {
 // of the master.
 func TestVia(t *testing.T) {
 	var there []done
-	identify := func(*http.Request, bool) (Caller, error) { return Caller{Member: "b1", Node: 7}, nil }
+	identify := func(*http.Request, Right) (Caller, error) { return Caller{Member: "b1", Node: 7}, nil }
 	r := &relay{to: ForMembers(node(&there), identify)}
 	local := 0
 	add := func(key string) (Partition, error) {

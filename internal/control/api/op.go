@@ -40,6 +40,9 @@ type Op[In, Out any] struct {
 	Limit int64
 	// Master states that only the master of the subnet can do it: in a fabric, every other node forwards the request.
 	Master bool
+	// Reads is the tree of the store that an operation of the master shows. A request of a member needs what the store
+	// itself would require; empty: what every member reads.
+	Reads string
 }
 
 // None is no input, or no output.
@@ -67,7 +70,7 @@ func (n *Named[T]) Validate() error {
 func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Context, In) (Out, error)) {
 	path, _, _ := strings.Cut(op.Path, "?")
 	pattern := op.Method + " /" + Version + path
-	mux.Handle(pattern, handler{op.What, op.Access, op.Limit, op.Master, func(r *http.Request) (any, error) {
+	mux.Handle(pattern, handler{op.What, op.Access, op.Limit, op.Master, op.Reads, func(r *http.Request) (any, error) {
 		in, err := op.decode(r)
 		if err != nil {
 			return nil, err

@@ -166,7 +166,8 @@ var (
 
 	// ListHistory lists the changes of it, the oldest first.
 	ListHistory = Op[Since, []HistoryEntry]{Method: "GET", Path: "/fabric/history?since",
-		What: "cannot show the history", Access: ReadAccess, Master: true, Fix: "weft history --since 24h"}
+		What: "cannot show the history", Access: ReadAccess, Master: true, Reads: "history",
+		Fix: "weft history --since 24h"}
 
 	// ExportNode returns what this node keeps of its devices and links.
 	ExportNode = Op[None, DesiredNode]{Method: "GET", Path: "/node/desired",

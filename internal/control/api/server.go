@@ -89,6 +89,7 @@ type handler struct {
 	limit int64 // of the body; 0: maxRequest
 	// master: it is the master's
 	master bool
+	reads  string // Op.Reads
 	call   func(r *http.Request) (any, error)
 }
 

@@ -35,6 +35,8 @@ var managementGroups = []Group{
 			{"renewed", Count, "certificates", "renewed for members"},
 			{"refused_renewals", Count, "requests", "for a certificate that were refused"},
 			{"refused_malformed", Count, "requests", "of another form"},
+			{"commands", Count, "requests", "for commands that other members passed on"},
+			{"refused_commands", Count, "requests", "for commands, of no member or of one without the role"},
 		}},
 	{Scope: api.ScopeStore, Title: "the listener of the store of a member",
 		Metrics: []Metric{

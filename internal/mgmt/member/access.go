@@ -116,12 +116,16 @@ func within(tree, key, end string) bool {
 // overlaps reports whether a key from key to end is the tree or below it.
 func overlaps(tree, key, end string) bool { return key < tree+"0" && end > tree }
 
-// MayForward decides which requests of its users a member may forward to the master: reads are open to each member,
-// changes need the role administrator. It decides the same for the users of the master's own node.
-func MayForward(c Claims, change bool) *problem.Error {
-	if !change || c.Roles.Has(Administrator) {
+// MayForward decides which requests of its users a member may forward to the master: a change needs the role
+// administrator, and a read what the store requires of a reader of the tree; empty: one that every member reads. It
+// decides the same for the users of the master's own node.
+func MayForward(c Claims, change bool, tree string) *problem.Error {
+	if change && !c.Roles.Has(Administrator) {
+		return problem.New("cannot change the fabric", fmt.Sprintf("the member %s has the roles %v, and not "+
+			"administrator", c.Name, c.Roles), "run the command on a member with that role: weft member list")
+	}
+	if tree == "" {
 		return nil
 	}
-	return problem.New("cannot change the fabric", fmt.Sprintf("the member %s has the roles %v, and not administrator",
-		c.Name, c.Roles), "run the command on a member with that role: weft member list")
+	return MayAccess(c, tree, "", false)
 }

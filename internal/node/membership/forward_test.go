@@ -4,6 +4,7 @@ package membership
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net/http"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/join"
 	"weft/internal/mgmt/store"
 	"weft/internal/proto/ib"
 )
@@ -54,9 +56,12 @@ func TestCommands(t *testing.T) {
 		callers <- api.CallerOf(ctx)
 		return p, nil
 	})
+	api.Handle(mux, api.ListHistory, func(context.Context, api.Since) ([]api.HistoryEntry, error) { return nil, nil })
+	api.Handle(mux, api.ListDevices, func(context.Context, api.None) ([]api.Device, error) { return nil, nil })
+	history := &api.Forwarded{Method: "GET", URI: "/v1/fabric/history", Right: api.Right{Reads: "history"}}
 	read := &api.Forwarded{Method: "GET", URI: "/v1/fabric/partitions", Caller: api.Caller{UID: 5}}
-	change := &api.Forwarded{Method: "POST", URI: "/v1/fabric/partitions", Body: []byte(`{"pkey":"0x1"}`), Change: true,
-		Caller: api.Caller{Member: "forged", UID: 0, User: "root"}}
+	change := &api.Forwarded{Method: "POST", URI: "/v1/fabric/partitions", Body: []byte(`{"pkey":"0x1"}`),
+		Right: api.Right{Change: true}, Caller: api.Caller{Member: "forged", UID: 0, User: "root"}}
 	ask := func(h *host, to *host, r *api.Forwarded, status int) string {
 		t.Helper()
 		answer, err := h.Commands().Ask(t.Context(), to.cfg.GUID, r)
@@ -84,6 +89,31 @@ func TestCommands(t *testing.T) {
 	if body := ask(leaf, a, change, http.StatusForbidden); !strings.Contains(body, "host3 has the roles leaf") {
 		t.Error(body)
 	}
+	ask(b, a, history, http.StatusOK)
+	if body := ask(leaf, a, history, http.StatusForbidden); !strings.Contains(body, "history") {
+		t.Error(body)
+	}
+	if n := a.Commands().count.RefusedCommands.Load(); n != 2 {
+		t.Errorf("%d refusals are counted, want 2", n)
+	}
+	// A stranger is counted as well, also for what no member may request.
+	stranger := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer stranger.CloseIdleConnections()
+	for _, path := range []string{"/v1/fabric/partitions", "/v1/devices"} {
+		resp, err := stranger.Get("https://127.0.0.1:" + port(a.cfg.Port) + join.PathCommands + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("a stranger: %d", resp.StatusCode)
+		}
+	}
+	counted := map[string]uint64{}
+	a.Counters(func(_, _, name string, v uint64) { counted[name] = v })
+	if counted["refused_commands"] != 4 || counted["commands"] < 6 {
+		t.Errorf("counted: %v", counted)
+	}
 	if claims, in, err := leaf.Commands().Self(); !in || err != nil || claims.Name != "host3" ||
 		claims.Roles != member.Leaf {
 		t.Errorf("the leaf is %+v %v %v", claims, in, err)
@@ -92,6 +122,15 @@ func TestCommands(t *testing.T) {
 	var unreached *api.UnreachedError
 	if _, err := b.Commands().Ask(t.Context(), ib.GUID(77), read); !errors.As(err, &unreached) {
 		t.Errorf("no member: %v", err)
+	}
+	// What names a member without the role manager as the master gets no command, and so cannot answer one.
+	leaf.Commands().Serve(mux)
+	if _, err := b.Commands().Ask(t.Context(), guid(3), change); !errors.As(err, &unreached) ||
+		!strings.Contains(err.Error(), "it is not the master") {
+		t.Errorf("a leaf as the master: %v", err)
+	}
+	if len(callers) > 0 {
+		t.Errorf("a leaf handles %+v", <-callers)
 	}
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "host3", Force: true}); err != nil {
 		t.Fatal(err)
@@ -103,6 +142,20 @@ func TestCommands(t *testing.T) {
 	}
 	if len(callers) > 0 {
 		t.Errorf("an operation was called for a removed member: %+v", <-callers)
+	}
+	// A master that was removed gets nothing, though the connection to it was verified before.
+	b.Commands().Serve(mux)
+	ask(a, b, read, http.StatusOK)
+	<-callers
+	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "host2", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the removal is known", func() bool { return len(a.Roster().Members) == 1 })
+	if _, err := a.Commands().Ask(t.Context(), guid(2), change); !errors.As(err, &unreached) {
+		t.Errorf("a master that was removed: %v", err)
+	}
+	if len(callers) > 0 {
+		t.Errorf("a master that was removed handles %+v", <-callers)
 	}
 	a.Close()
 	if _, err := b.Commands().Ask(t.Context(), guid(1), read); !errors.As(err, &unreached) {

@@ -523,6 +523,7 @@ func (m *Membership) take(r *member.Roster) {
 	m.fault("member_store", nil)
 	m.fault("member_roster", nil)
 	m.roster.Store(r)
+	m.commands.client.CloseIdleConnections() // each was verified by the roster before
 	m.follows(r)
 	if err := m.dir.SaveRoster(r); err != nil {
 		m.fault("member_disk", problem.Of("cannot keep the roster", err))
@@ -608,13 +609,15 @@ func cmpString(a, b string) int {
 	return 0
 }
 
-// Counters adds the counters of the join protocol.
+// Counters adds the counters of the join protocol, and of the commands at its port.
 func (m *Membership) Counters(add func(scope, instance, name string, v uint64)) {
 	m.mu.Lock()
 	s := m.server
 	m.mu.Unlock()
 	if s != nil {
-		counters.Each("", &s.Count, func(name string, v uint64) { add(api.ScopeJoin, "", name, v) })
+		each := func(name string, v uint64) { add(api.ScopeJoin, "", name, v) }
+		counters.Each("", &s.Count, each)
+		counters.Each("", &m.commands.count, each)
 	}
 }
 

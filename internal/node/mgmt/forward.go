@@ -55,7 +55,7 @@ func (f forwarder) Forward(ctx context.Context, r *api.Forwarded) (a *api.Answer
 	}
 	ctx, stop := context.WithTimeout(ctx, forwardTime)
 	defer stop()
-	to, err := destination(self, r.Change, n.cfg.GUID, f.master(ctx))
+	to, err := destination(self, r.Right, n.cfg.GUID, f.master(ctx))
 	if err != nil || to == 0 {
 		return nil, err == nil, err
 	}
@@ -83,8 +83,8 @@ func (f forwarder) Forward(ctx context.Context, r *api.Forwarded) (a *api.Answer
 
 // destination decides where a request of a user is handled: on the node that it returns, 0: here. master is the node of
 // the master, 0 where none is known.
-func destination(self member.Claims, change bool, own, master ib.GUID) (ib.GUID, error) {
-	if p := member.MayForward(self, change); p != nil {
+func destination(self member.Claims, need api.Right, own, master ib.GUID) (ib.GUID, error) {
+	if p := member.MayForward(self, need.Change, need.Reads); p != nil {
 		return 0, &api.Error{Code: api.CodeRefused, Why: p.Why, Fix: p.Fix}
 	}
 	if master == own {

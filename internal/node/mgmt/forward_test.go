@@ -94,7 +94,8 @@ func TestForward(t *testing.T) {
 			Status: http.StatusConflict, Body: []byte(`{"code":"not_master"}`)}}, change: true, here: true, asked: 1},
 	} {
 		n := standby(t, &x.m)
-		a, here, err := n.Forwarder().Forward(t.Context(), &api.Forwarded{Method: "POST", URI: "/", Change: x.change})
+		a, here, err := n.Forwarder().Forward(t.Context(), &api.Forwarded{Method: "POST", URI: "/",
+			Right: api.Right{Change: x.change}})
 		var e *api.Error
 		if errors.As(err, &e); (e != nil) != (x.code != "") || e != nil && e.Code != x.code {
 			t.Errorf("%s: %v", x.name, err)
@@ -117,10 +118,10 @@ func TestDeviceJoinsByMaster(t *testing.T) {
 	}
 	n.VESWs.Leave(t.Context(), "lab", "d")
 	n.VESWs.Leave(t.Context(), "", "d") // in none
-	by := api.Caller{UID: -1}
+	by, right := api.Caller{UID: -1}, api.Right{Change: true}
 	want := []api.Forwarded{
-		{Method: "POST", URI: "/v1/vesws/lab/ports", Change: true, Caller: by},
-		{Method: "DELETE", URI: "/v1/vesws/lab/ports/0000:0000:0000:0011", Change: true, Caller: by,
+		{Method: "POST", URI: "/v1/vesws/lab/ports", Right: right, Caller: by},
+		{Method: "DELETE", URI: "/v1/vesws/lab/ports/0000:0000:0000:0011", Right: right, Caller: by,
 			Confirm: api.ConfirmAll},
 	}
 	if len(m.asked) > 0 {
@@ -163,25 +164,28 @@ func TestWriteNeedsTerm(t *testing.T) {
 // TestDestination: the master's node handles requests of its users; others go to it. A change needs a role everywhere.
 func TestDestination(t *testing.T) {
 	const own, other = ib.GUID(1), ib.GUID(2)
+	read, change, history := api.Right{}, api.Right{Change: true}, api.Right{Reads: api.ListHistory.Reads}
 	for _, x := range []struct {
 		name    string
 		roles   member.Role
-		change  bool
+		need    api.Right
 		master  ib.GUID
 		to      ib.GUID
 		refused bool
 	}{
-		{"a read of the master", member.HostRoles, false, own, 0, false},
-		{"a read of another", 0, false, other, other, false},
-		{"a read without a master", 0, false, 0, 0, false},
-		{"a change of the master", member.HostRoles, true, own, 0, false},
-		{"a change of another", member.Administrator, true, other, other, false},
-		{"a change of a voter", member.Voter, true, other, 0, true},
-		{"a change without a master", member.HostRoles, true, 0, 0, false},
-		{"a change of a leaf", member.Leaf, true, other, 0, true},
-		{"a change of a master without the role", member.Manager, true, own, 0, true},
+		{"a read of the master", member.HostRoles, read, own, 0, false},
+		{"a read of another", 0, read, other, other, false},
+		{"a read without a master", 0, read, 0, 0, false},
+		{"a change of the master", member.HostRoles, change, own, 0, false},
+		{"a change of another", member.Administrator, change, other, other, false},
+		{"a change of a voter", member.Voter, change, other, 0, true},
+		{"a change without a master", member.HostRoles, change, 0, 0, false},
+		{"a change of a leaf", member.Leaf, change, other, 0, true},
+		{"the history by a manager", member.Manager, history, other, other, false},
+		{"the history by a leaf", member.Leaf, history, other, 0, true},
+		{"a change of a master without the role", member.Manager, change, own, 0, true},
 	} {
-		to, err := destination(member.Claims{Name: "b", Roles: x.roles}, x.change, own, x.master)
+		to, err := destination(member.Claims{Name: "b", Roles: x.roles}, x.need, own, x.master)
 		var e *api.Error
 		if to != x.to || (err != nil) != x.refused || err != nil && (!errors.As(err, &e) || e.Code != api.CodeRefused) {
 			t.Errorf("%s: %v %v", x.name, to, err)
