@@ -11,6 +11,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/intent"
+	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
 
@@ -77,7 +78,18 @@ func (n *Node) contents() *contents {
 
 // refuseDelete refuses the deletion of a device that takes contact away without a confirmation.
 func (n *Node) refuseDelete(ctx context.Context, a *hca.Adapter) error {
-	var users []string
+	port, users := n.usesOf(a)
+	return n.mgmt.RefuseDelete(ctx, port, users)
+}
+
+// lostByDelete is what refuseDelete refuses.
+func (n *Node) lostByDelete(ctx context.Context, a *hca.Adapter) *api.LostContact {
+	port, users := n.usesOf(a)
+	return n.mgmt.LostByDelete(ctx, port, users)
+}
+
+// usesOf returns the port of a device, and the programs that use it.
+func (n *Node) usesOf(a *hca.Adapter) (port ib.GUID, users []string) {
 	for _, s := range n.sessions.Programs() {
 		o := s.Owner()
 		user := fmt.Sprintf("%s (process %d)", o.Comm, o.PID)
@@ -85,6 +97,6 @@ func (n *Node) refuseDelete(ctx context.Context, a *hca.Adapter) error {
 			users = append(users, user)
 		}
 	}
-	port, _ := n.funcs.fabricPort(a.Name)
-	return n.mgmt.RefuseDelete(ctx, port, users)
+	port, _ = n.funcs.fabricPort(a.Name)
+	return port, users
 }

@@ -31,7 +31,9 @@ type functionOperations struct {
 	cards     *vmcard.Cards
 	ip        *ipif.Host // nil: the node is in no subnet
 	vesw      *vesw.Host // nil: the same
-	// refuseDelete refuses the deletion of a device that takes contact away without a confirmation.
+	// lostByDelete is what the deletion of a device takes away, nil for nothing, and refuseDelete refuses it without a
+	// confirmation.
+	lostByDelete func(ctx context.Context, a *hca.Adapter) *api.LostContact
 	refuseDelete func(ctx context.Context, a *hca.Adapter) error
 }
 
@@ -40,6 +42,7 @@ func (o *functionOperations) register(mux *http.ServeMux) {
 	api.Handle(mux, api.ListFunctions, api.NoInput(o.list))
 	api.Handle(mux, api.AddFunction, o.add)
 	api.Handle(mux, api.ChangeFunction, api.ByName(o.set))
+	api.Handle(mux, api.LostByFunction, o.lost)
 	api.Handle(mux, api.DeleteFunction, api.NoOutput(o.delete))
 }
 
@@ -211,11 +214,28 @@ func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 	return nil
 }
 
+// deletable is the adapter of a device that a user may delete, nil where there is none.
+func (o *functionOperations) deletable(name string) *hca.Adapter {
+	if f := o.table.named(name); f != nil && virtual(f.a) && !o.cards.Has(name) {
+		return f.a
+	}
+	return nil
+}
+
+// lost is what the deletion of a device takes away.
+func (o *functionOperations) lost(ctx context.Context, name string) (*api.LostContact, error) {
+	a := o.deletable(name)
+	if a == nil {
+		return nil, noDevice("", name)
+	}
+	return o.lostByDelete(ctx, a), nil
+}
+
 // delete deletes a function.
 func (o *functionOperations) delete(ctx context.Context, name string) error {
 	const what = "cannot delete the device"
-	if f := o.table.named(name); f != nil && virtual(f.a) && !o.cards.Has(name) {
-		if err := o.refuseDelete(ctx, f.a); err != nil {
+	if a := o.deletable(name); a != nil {
+		if err := o.refuseDelete(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -238,7 +258,9 @@ func (o *functionOperations) remove(ctx context.Context, what, name string) erro
 			Fix: "weft vm del " + name}
 	}
 	if st := o.vesw.DevicePort(name); st != nil {
-		o.vesws.Leave(ctx, st.Requested().VESW(), name)
+		if err := o.vesws.Leave(ctx, st.Requested().VESW(), name); err != nil {
+			return err
+		}
 	}
 	err := o.editor.remove(name)
 	switch forgotten := o.intent.Forget(name); {

@@ -228,7 +228,8 @@ func (n *Node) openFunctions() {
 	n.cards = vmcard.New(c)
 	n.editor.cards = n.cards
 	n.functionOps = &functionOperations{functions: n.all, table: n.funcs, editor: n.editor, intent: n.intent,
-		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw, refuseDelete: n.refuseDelete}
+		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw, refuseDelete: n.refuseDelete,
+		lostByDelete: n.lostByDelete}
 }
 
 // openReports makes the reports.

@@ -63,6 +63,10 @@ var (
 	ChangeFunction = Op[Named[FunctionChange], Function]{Method: "PATCH", Path: "/functions/{name}",
 		What: "cannot change the device", Access: FullAccess}
 
+	// LostByFunction returns what DeleteFunction would take away, nil for nothing.
+	LostByFunction = Op[string, *LostContact]{Method: "GET", Path: "/functions/{name}/lost",
+		What: "cannot compare the contact of the device", Access: ReadAccess}
+
 	// DeleteFunction deletes a virtual function and ends its sessions.
 	DeleteFunction = Op[string, None]{Method: "DELETE", Path: "/functions/{name}",
 		What: "cannot delete the device", Access: FullAccess}
@@ -168,6 +172,10 @@ var (
 	ListHistory = Op[Since, []HistoryEntry]{Method: "GET", Path: "/fabric/history?since",
 		What: "cannot show the history", Access: ReadAccess, Master: true, Reads: "history",
 		Fix: "weft history --since 24h"}
+
+	// LostByPort returns what the deletion of a port would take away, by its GUID; nil for nothing.
+	LostByPort = Op[string, *LostContact]{Method: "GET", Path: "/fabric/ports/{port}/lost",
+		What: "cannot compare the contact of the port", Access: ReadAccess, Master: true}
 
 	// ExportNode returns what this node keeps of its devices and links.
 	ExportNode = Op[None, DesiredNode]{Method: "GET", Path: "/node/desired",

@@ -31,6 +31,14 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, AddFunction, b.AddFunction)
 	Handle(mux, ChangeFunction, ByName(b.SetFunction))
 	Handle(mux, DeleteFunction, NoOutput(b.DelFunction))
+	lost := func(_ context.Context, name string) (*LostContact, error) {
+		if name == "none" {
+			return nil, b.fail
+		}
+		return &LostContact{Pairs: 1, Lines: []string{"h vf: h weft_ib0, in vesw lab"}, Digest: "d"}, b.fail
+	}
+	Handle(mux, LostByFunction, lost)
+	Handle(mux, LostByPort, lost)
 
 	Handle(mux, GetSubnet, NoInput(b.Subnet))
 	Handle(mux, GetSubnetText, func(ctx context.Context, f TextFormat) (Text, error) {

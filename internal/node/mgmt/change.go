@@ -3,7 +3,10 @@
 package mgmt
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,6 +23,7 @@ import (
 	"weft/internal/mgmt/store"
 	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 )
 
 // change changes the configuration in the store, in the name of the caller of ctx. op is the command, fix for a
@@ -212,22 +216,89 @@ func LossError(lost *api.LostContact) error {
 }
 
 // RefuseDelete refuses the deletion of a device with a port that the configuration names, or that programs use, unless
-// the request of ctx confirms it. users are the programs. Where this node cannot read the configuration, the programs
-// alone count.
+// the request of ctx confirms it. users are the programs.
 func (n *Network) RefuseDelete(ctx context.Context, port ib.GUID, users []string) error {
-	lost, t := &contact.Losses{}, n.topologyIfKnown()
-	if d, err := n.desired(ctx, "weft pkey list"); n.sub != nil && err == nil && port != 0 {
-		c := contactOf(&d)
-		if named(&c, port) {
-			if lost, err = contact.Lost(ctx, c, c, portsOf(t), []ib.GUID{port}); err != nil {
-				return err
-			}
-		}
-	}
+	return refuseLoss(ctx, n.LostByDelete(ctx, port, users))
+}
+
+// LostByDelete is what RefuseDelete refuses, nil for nothing. The node of the master compares. Where the configuration
+// cannot be read, that is a line of it: the port may be in it.
+func (n *Network) LostByDelete(ctx context.Context, port ib.GUID, users []string) *api.LostContact {
+	var programs contact.Losses
 	for _, u := range users {
-		lost.Add(contact.Loss{Port: port, By: "the sessions of " + u + " end"})
+		programs.Add(contact.Loss{Port: port, By: "the sessions of " + u + " end"})
 	}
-	return refuseLoss(ctx, describeLost(lost, t))
+	lost := describeLost(&programs, n.topologyIfKnown())
+	if n.sub == nil || port == 0 || unmanaged(n) {
+		return lost
+	}
+	more, err := api.Via(ctx, n.Forwarder(), api.LostByPort, port.String(), configuration{n}.lostByPort)
+	if err != nil {
+		var unknown contact.Losses
+		unknown.Add(contact.Loss{Port: port, By: "what else loses contact is not known: " + problem.Of("", err).Why})
+		more = describeLost(&unknown, nil)
+	}
+	return joinLost(lost, more)
+}
+
+// unmanaged reports whether the node is in no fabric and manages nothing: it has no configuration, and there is no
+// other node that it could read one from.
+func unmanaged(n *Network) bool {
+	if n.store != nil || n.manager != nil {
+		return false
+	}
+	if n.cfg.Members == nil {
+		return true
+	}
+	_, in, _ := n.cfg.Members.Self()
+	return !in
+}
+
+// joinLost is two losses as one; nil is none.
+func joinLost(a, b *api.LostContact) *api.LostContact {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	v := &api.LostContact{Pairs: a.Pairs + b.Pairs, Lines: slices.Concat(a.Lines, b.Lines), More: a.More + b.More}
+	if over := len(v.Lines) - api.LostLines; over > 0 {
+		v.Lines, v.More = v.Lines[:api.LostLines], v.More+over
+	}
+	sum := sha256.Sum256([]byte(a.Digest + " " + b.Digest))
+	v.Digest = hex.EncodeToString(sum[:16])
+	return v
+}
+
+// lostByPort is what the ports that the configuration names lose where a port is deleted; nil for nothing. A port that
+// it does not name takes nothing away.
+func (c configuration) lostByPort(ctx context.Context, port string) (*api.LostContact, error) {
+	n := c.n
+	g, ok := describe.ParseGUID(port)
+	switch {
+	case !ok:
+		return nil, describe.Invalid("weft fabric nodes", "%q is no GUID of a port", port)
+	case n.sub == nil:
+		return nil, ErrNoFabric
+	case n.store == nil:
+		return nil, n.notMaster(ctx, "weft dev del")
+	}
+	within, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	d, err := manager.Load(within, reads(n.store, n.storeMember))
+	if err != nil {
+		return nil, storeError(err)
+	}
+	is := contactOf(&d)
+	if !named(&is, g) {
+		return nil, nil
+	}
+	done, err := n.comparisons.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	t := n.topologyIfKnown()
+	lost, err := contact.Lost(ctx, is, is, portsOf(t), []ib.GUID{g})
+	return describeLost(lost, t), err
 }
 
 // named reports whether a configuration names a port.

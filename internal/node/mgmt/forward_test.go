@@ -15,6 +15,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/sm/em"
 	"weft/internal/mgmt/store"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
@@ -116,14 +117,20 @@ func TestDeviceJoinsByMaster(t *testing.T) {
 	if err != nil || v.Name != "lab" {
 		t.Errorf("%+v %v", v, err)
 	}
-	n.VESWs.Leave(t.Context(), "lab", "d")
-	n.VESWs.Leave(t.Context(), "", "d") // in none
-	by, right := api.Caller{UID: -1}, api.Right{Change: true}
-	want := []api.Forwarded{
-		{Method: "POST", URI: "/v1/vesws/lab/ports", Right: right, Caller: by},
-		{Method: "DELETE", URI: "/v1/vesws/lab/ports/0000:0000:0000:0011", Right: right, Caller: by,
-			Confirm: api.ConfirmAll},
+	for _, confirm := range []string{"", "digest", api.ConfirmAll} {
+		if err := n.VESWs.Leave(api.Confirm(t.Context(), confirm), "lab", "d"); err != nil {
+			t.Error(err)
+		}
 	}
+	if err := n.VESWs.Leave(t.Context(), "", "d"); err != nil { // in none
+		t.Error(err)
+	}
+	by, right := api.Caller{UID: -1}, api.Right{Change: true}
+	leave := api.Forwarded{Method: "DELETE", URI: "/v1/vesws/lab/ports/0000:0000:0000:0011", Right: right, Caller: by}
+	confirmed := leave
+	confirmed.Confirm = api.ConfirmAll
+	want := []api.Forwarded{{Method: "POST", URI: "/v1/vesws/lab/ports", Right: right, Caller: by}, leave, confirmed,
+		confirmed}
 	if len(m.asked) > 0 {
 		want[0].Body = m.asked[0].Body
 	}
@@ -133,11 +140,104 @@ func TestDeviceJoinsByMaster(t *testing.T) {
 	if body := string(m.asked[0].Body); body != `{"port":"0000:0000:0000:0011","vport":null,"gateway":false}` {
 		t.Error(body)
 	}
-	m.err = &api.UnreachedError{Err: errors.New("no route")}
 	var e *api.Error
+	m.answer = api.Answer{Status: http.StatusConflict, Body: []byte(`{"code":"contact"}`)}
+	if err := n.VESWs.Leave(t.Context(), "lab", "d"); !errors.As(err, &e) || e.Code != api.CodeContact {
+		t.Errorf("contact that is lost by now: %v", err)
+	}
+	m.err = &api.UnreachedError{Err: errors.New("no route")}
+	if err := n.VESWs.Leave(t.Context(), "lab", "d"); err != nil {
+		t.Errorf("the device stays where the master is away: %v", err)
+	}
 	if _, err := n.VESWs.AddPort(t.Context(), "lab", api.VESWPortAdd{Port: "d"}); !errors.As(err, &e) ||
 		e.Code != api.CodeNotMaster {
 		t.Errorf("without the master: %v", err)
+	}
+}
+
+// TestDeleteOfNamedPort: a member without a manager compares at the node of the master, or else by its own store; what
+// it cannot compare needs a confirmation as well.
+func TestDeleteOfNamedPort(t *testing.T) {
+	unreached := &api.UnreachedError{Err: errors.New("no route")}
+	yes := func(body string) api.Answer { return api.Answer{Status: http.StatusOK, Body: []byte(body)} }
+	self := member.Claims{Name: "b1"} // any member reads
+	for _, x := range []struct {
+		name    string
+		m       members
+		keep    func(t *testing.T, n *Network)
+		port    ib.GUID
+		users   []string
+		lines   []string // nil: nothing is lost
+		forward bool
+	}{
+		{name: "the master names what is lost", port: 0x11, forward: true,
+			m:     members{self: self, in: true, answer: yes(`{"pairs":2,"lines":["b1 d: b2 d, in vesw lab"],"digest":"d"}`)},
+			lines: []string{"b1 d: b2 d, in vesw lab"}},
+		{name: "nothing is lost", port: 0x11, forward: true, m: members{self: self, in: true, answer: yes(`null`)}},
+		{name: "programs, and what the master names", port: 0x11, forward: true, users: []string{"prog"},
+			m: members{self: self, in: true, answer: yes(`{"lines":["x"],"digest":"d"}`)},
+			lines: []string{"0000:0000:0000:0011: the sessions of prog end",
+				"x"}},
+		{name: "the master is away: by the store", port: 0x11, forward: true,
+			m: members{self: self, in: true, err: unreached}, keep: keepLab,
+			lines: []string{"0000:0000:0000:0011: 0000:0000:0000:0012, in vesw lab",
+				"0000:0000:0000:0011: 0000:0000:0000:0012, in the default partition"}},
+		{name: "a port that the store does not name", port: 0x77, forward: true,
+			m: members{self: self, in: true, err: unreached}, keep: keepLab},
+		{name: "the store is away as well", port: 0x11, m: members{self: self, in: true, err: unreached},
+			keep: func(_ *testing.T, n *Network) { n.store.Close() },
+			lines: []string{"0000:0000:0000:0011: what else loses contact is not known: " +
+				"cannot use the store: it was closed"}},
+		{name: "a member without a store", port: 0x11, m: members{self: self, in: true},
+			keep: func(_ *testing.T, n *Network) { n.store, n.noStore = nil, errors.New("it did not start") },
+			lines: []string{"0000:0000:0000:0011: what else loses contact is not known: " +
+				"this node has no manager; the one at LID 7 is master"}},
+		{name: "in no fabric, without a store", port: 0x11,
+			keep: func(_ *testing.T, n *Network) { n.store = nil }},
+		{name: "a device that is no port of the subnet", m: members{self: self, in: true}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			n := standby(t, &x.m)
+			if x.keep != nil {
+				x.keep(t, n)
+			}
+			var e *api.Error
+			err := n.RefuseDelete(t.Context(), x.port, x.users)
+			if !errors.As(err, &e) && x.lines != nil || e == nil && err != nil {
+				t.Fatalf("it is not refused: %v", err)
+			}
+			if (len(x.m.asked) > 0) != x.forward {
+				t.Errorf("the master was requested: %+v", x.m.asked)
+			}
+			if x.lines == nil {
+				if e != nil {
+					t.Errorf("it is refused: %v", e)
+				}
+				return
+			}
+			if e.Code != api.CodeContact || e.Lost == nil {
+				t.Fatalf("%+v", e)
+			}
+			if diff := cmp.Diff(x.lines, e.Lost.Lines); diff != "" {
+				t.Error(diff)
+			}
+			for _, c := range []string{api.ConfirmAll, e.Lost.Digest} {
+				if err := n.RefuseDelete(api.Confirm(t.Context(), c), x.port, x.users); err != nil {
+					t.Errorf("confirmed by %q: %v", c, err)
+				}
+			}
+		})
+	}
+}
+
+// keepLab writes a switch with the ports 0x11 and 0x12 to the store of a node.
+func keepLab(t *testing.T, n *Network) {
+	t.Helper()
+	if err := manager.Edit(t.Context(), n.store, manager.Change{}, func(d *manager.Desired, _ *manager.Change) error {
+		d.Ethernet.VESWs = []em.VESW{{Name: "lab", ID: 1, Members: []em.Member{{Port: 0x11, Num: 1}, {Port: 0x12, Num: 2}}}}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

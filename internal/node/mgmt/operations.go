@@ -34,6 +34,7 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.CompareDesired, whole.compareDesired)
 	api.Handle(mux, api.ApplyDesired, whole.applyDesired)
 	api.Handle(mux, api.ListHistory, whole.history)
+	api.Handle(mux, api.LostByPort, whole.lostByPort)
 	api.Handle(mux, api.ListSubnetGroups, api.NoInput(n.subnetGroups))
 	api.Handle(mux, api.JoinGroup, api.NoOutput(n.joinGroup))
 	api.Handle(mux, api.LeaveGroup, api.NoOutput(n.leaveGroup))

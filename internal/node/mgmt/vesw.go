@@ -418,20 +418,29 @@ func (e *VESWs) removePort(ctx context.Context, name, port string, vport int) er
 }
 
 // Leave has the master take a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is
-// in none. The device is deleted even where that fails.
-func (e *VESWs) Leave(ctx context.Context, vesw, device string) {
+// in none. What the request of ctx confirmed was compared with the whole deletion (RefuseDelete), of which this is a
+// part; without a confirmation nothing was lost. The error is that contact is lost by now, and the device stays. It is
+// deleted even where anything else fails.
+func (e *VESWs) Leave(ctx context.Context, vesw, device string) error {
 	if vesw == "" {
-		return
+		return nil
 	}
-	var known *api.Error
-	ctx = api.Confirm(ctx, api.ConfirmAll) // the deletion was confirmed
+	if api.Confirmed(ctx) != "" {
+		ctx = api.Confirm(ctx, api.ConfirmAll)
+	}
 	_, err := api.Via(ctx, e.n.Forwarder(), api.DeleteVESWPort, api.VESWPortDelete{Name: vesw, Port: e.portOf(device)},
 		func(ctx context.Context, p api.VESWPortDelete) (none api.None, err error) {
 			return none, e.deletePort(ctx, p)
 		})
-	if err != nil && !(errors.As(err, &known) && known.Code == api.CodeNotFound) {
-		e.n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
+	var known *api.Error
+	switch {
+	case errors.As(err, &known) && known.Code == api.CodeContact:
+		return err
+	case err != nil && !(known != nil && known.Code == api.CodeNotFound):
+		e.n.cfg.Log.Warn("a deleted device is still in the configuration of its VESW", "device", device, "vesw", vesw,
+			"err", err)
 	}
+	return nil
 }
 
 // deletePort names the vport of the port, none where any of them is meant.

@@ -65,7 +65,7 @@ type Sessions interface {
 type VESWs interface {
 	Get(ctx context.Context, name string) (api.VESW, error)
 	AddPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error)
-	Leave(ctx context.Context, vesw, device string)
+	Leave(ctx context.Context, vesw, device string) error
 }
 
 // Keeper keeps the cards in the store.

@@ -40,7 +40,7 @@ func (noVESWs) Get(context.Context, string) (api.VESW, error) { return api.VESW{
 func (noVESWs) AddPort(context.Context, string, api.VESWPortAdd) (api.VESW, error) {
 	return api.VESW{}, errNotMaster
 }
-func (noVESWs) Leave(context.Context, string, string) {}
+func (noVESWs) Leave(context.Context, string, string) error { return nil }
 
 // newTestCards returns cards with functions that are never added to a node: fail is the result of adding one.
 func newTestCards(t *testing.T, fail *error) (*Cards, *savingKeeper) {

@@ -99,7 +99,10 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 			return &api.Error{Code: api.CodeNotFound, What: what, Why: "there is no virtual machine " + name,
 				Fix: "weft vm"}
 		}
-		c.cfg.VESWs.Leave(ctx, m.want.VESW, name)
+		// The deletion of a machine is that of its card: contact is not compared.
+		if err := c.cfg.VESWs.Leave(api.Confirm(ctx, api.ConfirmAll), m.want.VESW, name); err != nil {
+			return err
+		}
 		return c.cfg.RemoveFunction(name)
 	})
 }
