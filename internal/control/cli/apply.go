@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -172,9 +171,10 @@ func readBounded(name string) ([]byte, error) {
 type plan struct {
 	fabric api.Desired
 	api.Comparison
-	node    *api.DesiredNode // nil: the file states nothing of this node
-	is      api.DesiredNode  // what this node has
-	another string           // the GUID of another node of which the file states something
+	ofFabric int              // how many of the changes are of the fabric, which come first
+	node     *api.DesiredNode // nil: the file states nothing of this node
+	is       api.DesiredNode  // what this node has
+	another  string           // the GUID of another node of which the file states something
 }
 
 // makePlan compares a file with what there is.
@@ -183,6 +183,7 @@ func makePlan(ctx context.Context, a *app, d api.Desired) (p plan, err error) {
 	if p.Comparison, err = call(ctx, a, api.CompareDesired, p.fabric); err != nil {
 		return p, err
 	}
+	p.ofFabric = len(p.Changes)
 	if p.node == nil {
 		return p, nil
 	}
@@ -352,23 +353,25 @@ links of this node one by one.
 		if err != nil {
 			return err
 		}
+		losses, err := p.losses(ctx, a)
+		if err != nil {
+			return err
+		}
 		if !dry && len(p.Changes) > 0 {
-			done, err := call(ctx, a, api.ApplyDesired, p.fabric)
-			if err != nil {
+			if err := p.confirm(a, losses); err != nil {
 				return err
 			}
-			p.Lost = done.Lost
-			if p.node != nil {
-				if err := applyNode(ctx, a, p.is, *p.node); err != nil {
-					return err
-				}
+			if err := p.apply(ctx, a, losses); err != nil {
+				return err
 			}
 		}
 		return print(p.Comparison, func(w *screen) {
 			p.print(w)
 			switch {
-			case dry && p.Lost != nil:
-				a.printLost(p.Lost)
+			case dry:
+				for _, l := range losses {
+					a.printLost(l)
+				}
 			case !dry && len(p.Changes) > 0:
 				fmt.Fprintf(w, "applied %s\n", plural(len(p.Changes), "change"))
 			}
@@ -377,97 +380,4 @@ links of this node one by one.
 	fileFlag(cmd, &file)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change, and change nothing")
 	return confirmable(a, cmd)
-}
-
-// applyNode makes the devices and links of this node those of a file. Links go first and come last, since they are of
-// devices.
-func applyNode(ctx context.Context, a *app, is, want api.DesiredNode) error {
-	differs := func(d api.Desired, e api.Desired) bool { return len(fabricfile.Compare(d, e, nil)) > 0 }
-	if want.Links != nil {
-		for i := range is.Links {
-			l := is.Links[i]
-			same := slices.ContainsFunc(want.Links, func(o api.DesiredLink) bool {
-				return fabricfile.LinkKey(&o) == fabricfile.LinkKey(&l) && !differs(
-					api.Desired{Node: &api.DesiredNode{Links: []api.DesiredLink{l}}},
-					api.Desired{Node: &api.DesiredNode{Links: []api.DesiredLink{o}}})
-			})
-			if !same {
-				if err := do(ctx, a, api.DeleteIPLinks, api.IPLinkDelete{Name: cmp.Or(l.Device, "all"),
-					PKeys: l.PKeys}); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if want.Devices != nil {
-		if err := applyDevices(ctx, a, is.Devices, want.Devices); err != nil {
-			return err
-		}
-	}
-	for i := range want.Links {
-		l := want.Links[i]
-		same := slices.ContainsFunc(is.Links, func(o api.DesiredLink) bool {
-			return fabricfile.LinkKey(&o) == fabricfile.LinkKey(&l) && !differs(
-				api.Desired{Node: &api.DesiredNode{Links: []api.DesiredLink{o}}},
-				api.Desired{Node: &api.DesiredNode{Links: []api.DesiredLink{l}}})
-		})
-		if same {
-			continue
-		}
-		if _, err := call(ctx, a, api.AddIPLinks, linkOf(&l)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func applyDevices(ctx context.Context, a *app, is, want []api.DesiredDevice) error {
-	for i := range is {
-		d := &is[i]
-		k := slices.IndexFunc(want, func(o api.DesiredDevice) bool { return o.Name == d.Name })
-		if k >= 0 && changeable(d, &want[k]) {
-			continue
-		}
-		if err := do(ctx, a, api.DeleteFunction, d.Name); err != nil {
-			return err
-		}
-	}
-	for i := range want {
-		d := &want[i]
-		f, err := functionOf(d)
-		if err != nil {
-			return errors.Join(errors.New("device "+d.Name), err) // checkNode has refused it
-		}
-		k := slices.IndexFunc(is, func(o api.DesiredDevice) bool { return o.Name == d.Name })
-		switch {
-		case k < 0 || !changeable(&is[k], d):
-			_, err = call(ctx, a, api.AddFunction, f)
-		case len(fabricfile.Compare(api.Desired{Node: &api.DesiredNode{Devices: is[k : k+1]}},
-			api.Desired{Node: &api.DesiredNode{Devices: want[i : i+1]}}, nil)) > 0:
-			enabled := !d.Disabled
-			f.Enabled = &enabled
-			_, err = call(ctx, a, api.ChangeFunction,
-				api.Named[api.FunctionChange]{Name: d.Name, Value: f.FunctionChange})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// changeable reports whether a device becomes another without being deleted: it stays where it is, and no setting
-// returns to its default.
-func changeable(is, want *api.DesiredDevice) bool {
-	removed := func(a, b map[string]int) bool {
-		for k := range a {
-			if _, there := b[k]; !there {
-				return true
-			}
-		}
-		return false
-	}
-	return is.Segment == want.Segment && slices.Equal(is.Addresses, want.Addresses) &&
-		slices.Equal(is.Routes, want.Routes) && !(is.Weight != 0 && want.Weight == 0) &&
-		!removed(is.QoS, want.QoS) && !removed(is.Quotas, want.Quotas)
 }

@@ -69,8 +69,37 @@ func (f *fakeDesired) History(_ context.Context, since api.Since) ([]api.History
 		{Number: 9, At: at.Add(2 * time.Hour), UID: -1, Member: "b2", Op: "member remove", Text: "another M_Key"}}, nil
 }
 
-func (f *fakeDesired) ExportNode(context.Context) (api.DesiredNode, error) {
-	return api.DesiredNode{GUID: "02aa:0000:0001:0000", Devices: []api.DesiredDevice{}, Links: []api.DesiredLink{}}, nil
+// ExportNode has the devices with the names busy and stuck alone.
+func (b *fakeBackend) ExportNode(context.Context) (api.DesiredNode, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d := api.DesiredNode{GUID: "02aa:0000:0001:0000", Devices: []api.DesiredDevice{}, Links: []api.DesiredLink{}}
+	for _, f := range b.funcs {
+		if f.Name == "busy" || f.Name == "stuck" {
+			d.Devices = append(d.Devices, api.DesiredDevice{Name: f.Name})
+		}
+	}
+	return d, nil
+}
+
+// LostByFunction: a program uses the device busy.
+func (b *fakeBackend) LostByFunction(_ context.Context, name string) (*api.LostContact, error) {
+	if name != "busy" {
+		return nil, nil
+	}
+	return &api.LostContact{Lines: []string{"h busy: the sessions of prog (process 7) end"}, Digest: "d2"}, nil
+}
+
+// delFunction refuses to delete busy without a confirmation, and stuck always.
+func (b *fakeBackend) delFunction(ctx context.Context, name string) error {
+	lost, _ := b.LostByFunction(ctx, name)
+	switch c := api.Confirmed(ctx); {
+	case name == "stuck":
+		return &api.Error{Code: api.CodeConflict, Why: "it is stuck", Fix: "weft dev"}
+	case lost != nil && c != api.ConfirmAll && c != lost.Digest:
+		return &api.Error{Code: api.CodeContact, Why: "it takes contact away", Fix: "the same with --yes", Lost: lost}
+	}
+	return b.DelFunction(ctx, name)
 }
 
 func TestSince(t *testing.T) {

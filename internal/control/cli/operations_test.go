@@ -32,7 +32,8 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.ListFunctions, api.NoInput(b.Functions))
 	api.Handle(mux, api.AddFunction, b.AddFunction)
 	api.Handle(mux, api.ChangeFunction, api.ByName(b.SetFunction))
-	api.Handle(mux, api.DeleteFunction, api.NoOutput(b.DelFunction))
+	api.Handle(mux, api.DeleteFunction, api.NoOutput(b.delFunction))
+	api.Handle(mux, api.LostByFunction, b.LostByFunction)
 
 	api.Handle(mux, api.GetSubnet, api.NoInput(b.Subnet))
 	api.Handle(mux, api.GetSubnetText, func(ctx context.Context, f api.TextFormat) (api.Text,
