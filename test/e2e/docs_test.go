@@ -125,12 +125,15 @@ const docsLimit = 60 * time.Second
 
 // untilListening follows a background command of which the page shows no output: it waits until a
 // server accepts connections, as a person at
-// the keyboard would without noticing, or has ended, or has not listened for 10 s.
+// the keyboard would without noticing, or has ended, or has not listened for 10 s. Listeners of the node do not count:
+// its store may come up meanwhile.
 const untilListening = `
 for wait in $(seq 100); do
-  [ $(ss -Hltn | wc -l) = $listening ] && [ -n "$(jobs -r)" ] || break
+  [ $(` + listeners + `) = $listening ] && [ -n "$(jobs -r)" ] || break
   sleep 0.1
 done; true`
+
+const listeners = `ss -Hltnp | grep -v '"weft"' | wc -l`
 
 // command is a command of a page and the lines that the page shows after it.
 type command struct {
@@ -331,7 +334,7 @@ func (r *reader) run(c command) (string, error) {
 	script := "{ " + strings.ReplaceAll(c.text, "--token ...", "--token "+r.token) + "\n} </dev/null"
 	background := strings.HasSuffix(c.text, "&")
 	if background && len(c.expected) == 0 {
-		script = "listening=$(ss -Hltn | wc -l)\n" + script + untilListening
+		script = "listening=$(" + listeners + ")\n" + script + untilListening
 	}
 	s.said++
 	mark := fmt.Sprintf("command %d ended with ", s.said)
