@@ -23,7 +23,7 @@ type AHAttr struct {
 	StaticRate   ib.Rate
 }
 
-// path resolves an address vector against the port's tables.
+// path resolves an address vector against the port's tables. EACCES: the port may not send there.
 func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	port := s.a.Port()
 	if port.native() {
@@ -35,6 +35,9 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	}
 	if sgid.IsIPv4() != v.DGID.IsIPv4() {
 		return nil, syscall.EINVAL // no route from one family to the other
+	}
+	if !port.Allows(v.DGID) {
+		return nil, syscall.EACCES
 	}
 	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
 		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun, Function: s.a.num}

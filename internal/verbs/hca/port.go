@@ -31,6 +31,8 @@ type Port struct {
 	// OverFabric: the packets of an Ethernet port leave in frames of a virtual switch, and wait for the fabric's link
 	// where that is blocked.
 	OverFabric bool
+	// Allow is the addresses of other nodes that an Ethernet port exchanges packets with; nil: all.
+	Allow *ib.AddrSet
 	// MaxRun bounds the payload of a burst towards other nodes, MaxLocalRun
 	// within the node.
 	MaxRun, MaxLocalRun uint32
@@ -76,6 +78,12 @@ func (p *Port) PathMTU(gid ib.GID) ib.MTU {
 
 // own reports whether traffic with gid never leaves the node.
 func (p *Port) own(gid ib.GID) bool { return !p.WireLocal && p.Lookup(gid) >= 0 }
+
+// Allows reports whether an Ethernet port sends packets to a GID: its own addresses are allowed, and groups, since they
+// have members on this node. The link decides about what of a group leaves the node.
+func (p *Port) Allows(gid ib.GID) bool {
+	return p.Allow == nil || p.Allow.Contains(&gid) || p.Lookup(gid) >= 0 || gid.IsMulticast()
+}
 
 // SetGIDs derives the GID table of an InfiniBand port that is not published
 // yet from its prefix and GUIDs. GUID 0 is an unused entry, but the first.
