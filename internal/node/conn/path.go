@@ -90,7 +90,7 @@ func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 
 // ResolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of the peer; of a
 // group there is none. The zone of a link-local dst is an interface of the host. done is called once on the goroutine,
-// as ResolveAddr is, maybe before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and
+// as ResolveAddr is, maybe before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath, ErrDenied and
 // ErrTimeout.
 func (s *Service) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	dst = dst.Unmap()
@@ -119,6 +119,10 @@ func (s *Service) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono
 			return
 		}
 		a.DGID = ib.GIDFromAddr(dst)
+		if o := s.cfg.Functions.At(a.Function); o != nil && !o.Port().Allows(a.DGID) {
+			done(now, cm.Address{}, cm.ErrDenied)
+			return
+		}
 		done(now, a, nil)
 	case dst.IsMulticast():
 		done(now, a, nil)

@@ -274,6 +274,7 @@ var (
 	ErrNoAddress = errors.New("cm: no port of the node has the address")
 	ErrNoRoute   = errors.New("cm: no port of the node leads to the address")
 	ErrNoPath    = errors.New("cm: there is no path to the peer")
+	ErrDenied    = errors.New("cm: the port may not send to the address")
 	ErrTimeout   = errors.New("cm: no answer")
 )
 

@@ -253,6 +253,8 @@ func errno(err error) Errno {
 		return ENETUNREACH
 	case cm.ErrNoPath:
 		return EHOSTUNREACH
+	case cm.ErrDenied:
+		return EACCES
 	case cm.ErrTimeout:
 		return ETIMEDOUT
 	}
