@@ -84,6 +84,7 @@ var linkGroups = []Group{
 			{"drop_not_local", Count, "packets", "to an address that is not the port's"},
 			{"drop_bad_source", Count, "packets", "from an address that no port can have, or that the host no longer has"},
 			{"drop_own_source", Count, "packets", "from an address of this node"},
+			{"drop_source_not_allowed", Count, "packets", "from an address that --roce-allow does not list"},
 			{"drop_truncated", Count, "packets", "longer than the receive buffer, or without their addresses"},
 			{"drop_16b_no_port", Count, "packets", "16B packets for a function without a port for them"},
 			{"drop_16b_age", Count, "packets", "16B packets that passed too many switches"},
@@ -103,6 +104,7 @@ var linkGroups = []Group{
 		Note: "Dropped on sending:",
 		Metrics: []Metric{
 			{"drop_path", Count, "packets", "the path has no usable pair of addresses or no socket"},
+			{"drop_destination_not_allowed", Count, "packets", "to an address that --roce-allow does not list"},
 			{"drop_burst", Count, "packets", "the burst breaks the rules of the link"},
 			{"drop_blocked", Count, "packets", "sent although the link was blocked"},
 			{"drop_source_fault", Count, "packets", "the payload could not be read"},

@@ -4,6 +4,7 @@ package roce
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -25,10 +26,27 @@ func BenchmarkLoopback(b *testing.B) {
 		b.Run(fmt.Sprintf("Raw/MTU%d", mtu), func(b *testing.B) { benchRaw(b, mtu) })
 	}
 	b.Run("Link/WRITE8", func(b *testing.B) { benchLink(b, 1024, 8, ib.WriteOnly) })
+	b.Run("Allow/WRITE8", func(b *testing.B) { benchAllow(b, 1024, 8) })
+	b.Run("Allow/MTU4096", func(b *testing.B) { benchAllow(b, 4096, 65536) })
+}
+
+// benchAllow is benchLink between links that are restricted to 64 prefixes, of which the peer's is in the middle.
+func benchAllow(b *testing.B, mtu, size int) {
+	list := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	for i := range 63 {
+		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(96 + i), 64, 0, 0}), 16))
+	}
+	allow := ib.NewAddrSet(list)
+	benchBetween(b, open(b, Config{Port: 16791, PeerPort: 16793, Allow: allow}),
+		open(b, Config{Port: 16793, PeerPort: 16791, Allow: allow}), mtu, size, ib.WriteOnly)
 }
 
 func benchLink(b *testing.B, mtu, size int, op ib.Opcode) {
 	tx, rx := pair(b)
+	benchBetween(b, tx, rx, mtu, size, op)
+}
+
+func benchBetween(b *testing.B, tx, rx *Link, mtu, size int, op ib.Opcode) {
 	batch := mem.NewBatch(64 << 10)
 	r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff}, Count: packets(size, mtu), MTU: uint32(mtu),
 		Path: paths[0].path, Data: mem.BytesPayload(random(size))}

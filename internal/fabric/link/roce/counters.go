@@ -26,6 +26,9 @@ type Counters struct {
 	// all 32 bits of the ICRC were checked. RcvdIDSolved: it was computed from the ICRC, so 16 bits were checked.
 	RcvdIDSeen, RcvdIDSolved uint64
 
+	// from an address outside Config.Allow
+	DropSourceNotAllowed uint64
+
 	DropNotLocal  uint64 // broadcasts: neither an address of this host nor a group
 	DropTruncated uint64 // did not fit the buffer, or arrived without its addresses
 	// datagrams that the kernel dropped because the receive buffer was full
@@ -33,6 +36,8 @@ type Counters struct {
 	RcvErrors      uint64 // failed receive calls
 
 	// Dropped by the sender; the reliable service recovers or reports.
+	DropDestinationNotAllowed uint64 // to an address outside Config.Allow
+
 	DropPath        uint64 // the path has no usable pair of addresses or no socket
 	DropBlocked     uint64 // sent although the link was Blocked
 	DropBurst       uint64 // the burst breaks the contract of pkt.Burst or a limit of this package

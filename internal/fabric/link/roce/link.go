@@ -58,6 +58,11 @@ type Config struct {
 	// if unknown. It is called for link-local and multicast destinations only. nil is a function that
 	// returns 0.
 	IfIndex func(index uint8, sgid ib.GID) uint32
+	// Allow is the addresses of other nodes that packets are accepted from and sent to; nil: all. A group that packets
+	// are sent to is such an address too. Own reports that an address is this node's, which is always allowed; nil is
+	// a function that returns false. It is called for addresses outside Allow only.
+	Allow *ib.AddrSet
+	Own   func(ib.GID) bool
 }
 
 // Degraded is a state in which a Link works, but less well than it could.
@@ -67,6 +72,9 @@ type Degraded = udpsock.Degraded
 type Link struct {
 	port, peer uint16
 	ifindex    func(uint8, ib.GID) uint32
+	allow      *ib.AddrSet // nil: all
+	own        func(ib.GID) bool
+	stranger   ib.GID // the last source that allow does not contain
 	c          Counters
 	degraded   []Degraded
 	tooBig     tooBig
@@ -123,7 +131,10 @@ func Open(cfg Config) (*Link, error) {
 	if cfg.IfIndex == nil {
 		cfg.IfIndex = func(uint8, ib.GID) uint32 { return 0 }
 	}
-	l := &Link{port: cfg.Port, peer: cfg.PeerPort, ifindex: cfg.IfIndex}
+	if cfg.Own == nil {
+		cfg.Own = func(ib.GID) bool { return false }
+	}
+	l := &Link{port: cfg.Port, peer: cfg.PeerPort, ifindex: cfg.IfIndex, allow: cfg.Allow, own: cfg.Own}
 	l.recv[0].fd, l.recv[1].fd = -1, -1
 	var absent [2]error
 	for f := range l.recv {
@@ -271,6 +282,12 @@ func (l *Link) FDs() (in, out []int) {
 	}
 	return in, out
 }
+
+// allows reports whether packets from an address, and to it, are allowed.
+func (l *Link) allows(g *ib.GID) bool { return l.allow == nil || l.allow.Contains(g) || l.own(*g) }
+
+// Strangers returns the last source outside of Config.Allow, and the number of packets from such sources.
+func (l *Link) Strangers() (last ib.GID, packets uint64) { return l.stranger, l.c.DropSourceNotAllowed }
 
 // Port returns the UDP port the link receives on.
 func (l *Link) Port() uint16 { return l.port }

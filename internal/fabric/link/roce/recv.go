@@ -108,12 +108,16 @@ func (l *Link) begin() {
 	}
 }
 
-// arrived prepares the cutting of a message of n bytes that l.at describes,
-// or counts why not.
+// arrived prepares the cutting of a message of n bytes that l.at describes, or counts why not. The packets of a message
+// have one source: it is checked once, before a packet is read.
 func (l *Link) arrived(n, flags int) bool {
 	switch {
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || !l.at.known:
 		l.c.DropTruncated++
+		return false
+	case !l.allows(&l.at.path.SGID):
+		l.stranger = l.at.path.SGID
+		l.c.DropSourceNotAllowed += segments(n, l.at.segment)
 		return false
 	case !l.at.here:
 		l.c.DropNotLocal++
@@ -127,6 +131,14 @@ func (l *Link) arrived(n, flags int) bool {
 	l.off, l.hint = 0, 0
 	l.inSeed = wire.NewSeed(l.at.path.SGID, l.at.path.DGID, l.at.path.SrcPort, l.port)
 	return true
+}
+
+// segments is the number of packets in a message of n bytes; 0 is the size of a segment where there is only one.
+func segments(n, size int) uint64 {
+	if size <= 0 {
+		return 1
+	}
+	return uint64(max(1, (n+size-1)/size))
 }
 
 // cut adds the packets of the current message to the bursts and advances to the next message. It

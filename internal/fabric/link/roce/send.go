@@ -99,6 +99,8 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	switch {
 	case s == nil:
 		lost = &l.c.DropPath
+	case !l.allows(&r.Path.DGID):
+		lost = &l.c.DropDestinationNotAllowed
 	case !valid(r):
 		lost = &l.c.DropBurst
 	case !l.room(s, r):
