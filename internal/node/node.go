@@ -179,6 +179,7 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 		MaxMTU:      ib.MTU4096,
 		PKeys:       []ib.PKey{ib.DefaultPKey},
 		WireLocal:   n.cfg.WireLocal,
+		Allow:       n.cfg.RoCEAllowed(),
 		MaxRun:      lane.RoCEBurst,
 		MaxLocalRun: lane.LocalBurst,
 	}

@@ -69,7 +69,7 @@ func (r *reporter) register(mux *http.ServeMux) {
 func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	s = api.Status{Ready: r.ready(), Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: r.settings.Dir,
 		StartedAt: r.started, UptimeNS: time.Since(r.started), WireLocal: r.settings.WireLocal,
-		RoCEPort: r.settings.RoCEPort, IdleExitNS: r.settings.IdleExit, AdapterEnabled: !r.table.adapterIsOff()}
+		RoCEPort: r.settings.RoCEPort, RoCEAllow: r.settings.RoCEAllow, IdleExitNS: r.settings.IdleExit, AdapterEnabled: !r.table.adapterIsOff()}
 	s.Devices = r.summaries(s.AdapterEnabled)
 	s.Lanes = r.describeLanes()
 	if s.Sessions, err = r.describeSessions(); err != nil {
@@ -150,7 +150,7 @@ func (r *reporter) describeSessions() (list []api.Session, err error) {
 
 // notices lists what users may want to change, though nothing is wrong.
 func (r *reporter) notices(s *api.Status) []api.Degraded {
-	list := r.network.Notices()
+	list := append(r.network.Notices(), r.roceNotices(s)...)
 	if r.subnet != nil {
 		list = append(list, r.subnet.Notices()...)
 	}

@@ -97,6 +97,29 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 	return list
 }
 
+// roceNotices reports that the RoCEv2 device of a member accepts packets from every address, or which it dropped.
+func (r *reporter) roceNotices(s *api.Status) (list []api.Degraded) {
+	if len(r.settings.RoCEAllow) == 0 {
+		if s.Member != "" {
+			list = append(list, api.Degraded{What: "roce_open",
+				Why: fmt.Sprintf("%s accepts RoCEv2 packets (UDP %d) from every address, without authentication; "+
+					"members need no RoCEv2 to reach each other", r.settings.Device, r.settings.RoCEPort),
+				Fix: "weft up --roce-allow PREFIX, with the addresses of hosts that use it; docs/security.md"})
+		}
+		return list
+	}
+	first := r.lanes.First() // which receives
+	var last ib.GID
+	var dropped uint64
+	if first.Query(func() { last, dropped = first.Net.RoCE.Strangers() }) == nil && dropped > 0 {
+		list = append(list, api.Degraded{What: "roce_not_allowed",
+			Why: fmt.Sprintf("%d RoCEv2 packets from addresses outside of --roce-allow were dropped, the last from %v",
+				dropped, last.Addr()),
+			Fix: fmt.Sprintf("weft up --roce-allow %v too, if that host may use %s", last.Addr(), r.settings.Device)})
+	}
+	return list // a lane that is stuck is reported as degraded
+}
+
 // addressesDegraded lists addresses of the host that have no GID.
 func (r *reporter) addressesDegraded() (list []api.Degraded) {
 	table := r.host()

@@ -136,7 +136,8 @@ func (n *Node) openLanes() (err error) {
 		Log: n.log,
 		Multicast: replicate.Config{Payloads: n.cfg.McastPayloads, Threshold: n.cfg.McastThreshold,
 			Requests: replicate.DefaultConfig.Requests},
-		RoCE:        roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex},
+		RoCE: roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex,
+			Allow: n.cfg.RoCEAllowed(), Own: n.own},
 		MemoryOwner: n.memoryOwner,
 		Prepare: func(h *hca.Lane) {
 			h.SetGeneralServices(n.cm.Receiver(h))
@@ -166,6 +167,13 @@ func (n *Node) memoryOwner(addr uintptr) lane.MemoryOwner {
 		return o
 	}
 	return n.cards.MemoryOwner(addr)
+}
+
+// own reports whether an address is this node's to the link; it is called on a lane.
+func (n *Node) own(g ib.GID) bool {
+	p := n.adapter.Port()
+	i := p.Lookup(g)
+	return i >= 0 && !p.GIDs[i].LocalOnly
 }
 
 // ifIndex returns the interface of a local address to the link; it is called on a lane.

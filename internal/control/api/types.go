@@ -25,6 +25,8 @@ type Status struct {
 	UptimeNS  time.Duration `json:"uptime_ns"`
 	WireLocal bool          `json:"wire_local"`
 	RoCEPort  int           `json:"roce_port"` // UDP
+	// RoCEAllow is the prefixes of addresses with which the RoCEv2 device exchanges packets; empty: all.
+	RoCEAllow []string `json:"roce_allow"`
 	// IdleExitNS is how long after its last session the node ends; 0: never.
 	IdleExitNS time.Duration   `json:"idle_exit_ns"`
 	Devices    []DeviceSummary `json:"devices"`

@@ -107,6 +107,9 @@ func printStatus(w *screen, s api.Status) {
 		line("roce port", "%d, not %d: nodes reach each other by RoCEv2 with the same port only", s.RoCEPort,
 			config.RoCEPort)
 	}
+	if len(s.RoCEAllow) > 0 {
+		line("roce only", "%s: packets from and to other addresses are dropped", strings.Join(s.RoCEAllow, ", "))
+	}
 	if s.IdleExitNS > 0 {
 		line("end", "%v after the last session", s.IdleExitNS)
 	}

@@ -18,6 +18,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"weft/internal/proto/ib"
 )
 
 // RoCEPort is the UDP port of RoCEv2 (IBA annex A17), TrunkPort that of trunks (docs/notes/trunk.md), StorePort the TCP
@@ -45,6 +47,7 @@ type Config struct {
 	// RoCEInterfaces are names or shell patterns of interfaces; empty: all but InfiniBand ones and those of a node's
 	// own fabric.
 	RoCEInterfaces []string
+	RoCEAllow      []string // see RoCEAllowed
 	WireLocal      bool
 	ICRC           string // one of the ICRC constants
 	RealTime       bool
@@ -149,6 +152,36 @@ func (c Config) PeerAddr(peer string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddr(peer)
 	return netip.AddrPortFrom(a, uint16(c.TrunkPort)), err
+}
+
+// RoCEAllowed returns the addresses that RoCEAllow lists, which are valid; nil: all addresses.
+func (c Config) RoCEAllowed() *ib.AddrSet {
+	if len(c.RoCEAllow) == 0 {
+		return nil
+	}
+	var list []netip.Prefix
+	for _, v := range c.RoCEAllow {
+		p, _ := allowed(v) // one that is not valid adds nothing
+		list = append(list, p)
+	}
+	return ib.NewAddrSet(list)
+}
+
+// allowed parses a value of roce-allow. The error is a sentence without subject.
+func allowed(v string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(v); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(v)
+	switch {
+	case err != nil:
+		_, why, _ := strings.Cut(err.Error(), "): ")
+		return p, fmt.Errorf("must be prefixes such as 10.0.0.0/24 or fd00::/8, not %q: %s", v, why)
+	case p != p.Masked():
+		return netip.Prefix{}, fmt.Errorf("must be prefixes without host bits: %v or %v/%d, not %q", p.Masked(),
+			p.Addr(), p.Addr().BitLen(), v)
+	}
+	return p, nil
 }
 
 // StoreKind returns Store with "auto" resolved. A node for a limited time

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"weft/internal/proto/ib"
 )
 
 func file(t *testing.T, text string) string {
@@ -75,7 +78,7 @@ func TestListFlags(t *testing.T) {
 
 func TestEverySettingFromEverySource(t *testing.T) {
 	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
-		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour,
+		RoCEAllow: []string{"10.0.0.0/24", "fd00::/8"}, WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour,
 		AllowUIDs: []int{1, 1000}, LogLevel: "debug",
 		Fabric: true, Peers: []string{"10.0.0.2",
 			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate",
@@ -85,7 +88,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
 	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
-		"roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms",
+		"roce-interfaces": "eth0,eno*", "roce-allow": "10.0.0.0/24,fd00::/8", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms",
 		"idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2",
 		"trunk-security": "authenticate", "trunk-key-file": "/t",
@@ -166,7 +169,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 		t.Errorf("the defaults are wrong: %v", err)
 	}
 	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, RoCEInterfaces: []string{"eth["},
-		Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
+		RoCEAllow: []string{"10.0.0.0/33"}, Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
 		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me",
 		SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
 		StoreCAFile: "x", StoreUserFile: "x", StoreKeyFile: "x",
@@ -185,6 +188,42 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	c.Dir = "/" + strings.Repeat("x", 100)
 	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "too long") {
 		t.Errorf("a socket path that does not fit: %v", err)
+	}
+}
+
+// TestRoCEAllow: prefixes and addresses are taken; what is wrong is named with its reason.
+func TestRoCEAllow(t *testing.T) {
+	c := Default()
+	c.Dir = "/run/weft"
+	if c.RoCEAllowed() != nil {
+		t.Error("without a value not all addresses are allowed")
+	}
+	for v, want := range map[string]string{
+		"10.0.0.0/24": "", "fd00::/8": "", "0.0.0.0/0": "", "10.0.0.7": "", "fe80::1": "", "::ffff:10.0.0.0/104": "",
+		"10.0.0.0/33":      `not "10.0.0.0/33": prefix length out of range`,
+		"10.0.0.1/8":       `without host bits: 10.0.0.0/8 or 10.0.0.1/32, not "10.0.0.1/8"`,
+		"fd00::1/64":       `without host bits: fd00::/64 or fd00::1/128, not "fd00::1/64"`,
+		"fe80::1%eth0":     `not "fe80::1%eth0": no '/'`,
+		"fe80::%eth0/64":   `not "fe80::%eth0/64": IPv6 zones cannot be present in a prefix`,
+		"host1":            `not "host1": no '/'`,
+		"":                 `not "": no '/'`,
+		"10.0.0.0/8/8":     `not "10.0.0.0/8/8"`,
+		"10.0.0.0/-1":      `not "10.0.0.0/-1"`,
+		"010.0.0.0/8":      `not "010.0.0.0/8"`,
+		" 10.0.0.0/8":      `not " 10.0.0.0/8"`,
+		"10.0.0.0-10.0.9.": "must be prefixes such as 10.0.0.0/24 or fd00::/8",
+	} {
+		c.RoCEAllow = []string{"192.0.2.0/24", v}
+		err := c.Validate()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), "roce-allow must be prefixes") ||
+			err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", v, err, want)
+		}
+		g := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.7"))
+		inside := want == "" && !strings.HasPrefix(v, "f")
+		if got := c.RoCEAllowed().Contains(&g); got != inside {
+			t.Errorf("%q: 10.0.0.7 is allowed: %v", v, got)
+		}
 	}
 }
 
