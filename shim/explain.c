@@ -3,6 +3,7 @@
 #include "weft.h"
 #include "explain.h"
 
+#include <arpa/inet.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -365,6 +366,25 @@ static bool wrong_address(struct ibv_context *c, const char *call, const struct 
 	return false;
 }
 
+/* Reports an address that --roce-allow does not list; returns whether that is the reason. */
+static bool denied_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a,
+			   int err)
+{
+	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+	const unsigned char *raw = a->grh.dgid.raw;
+	char text[INET6_ADDRSTRLEN];
+
+	if (err != EACCES || !a->is_global || weft_dead(weft_ctx(c)))
+		return false;
+	if (!memcmp(raw, mapped, sizeof(mapped)))
+		inet_ntop(AF_INET, raw + sizeof(mapped), text, sizeof(text));
+	else
+		inet_ntop(AF_INET6, raw, text, sizeof(text));
+	weft_explain(c, call, err, "start the node with --roce-allow for that address too",
+		     "the node may not send RoCEv2 to %s: --roce-allow does not list it", text);
+	return true;
+}
+
 /* The attributes that a change of state needs (IBA volume 1, 10.3.1, as verbs name them). */
 static const struct {
 	enum ibv_qp_state from, to;
@@ -446,6 +466,8 @@ void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int 
 		return;
 	if (mask & IBV_QP_STATE)
 		snprintf(call, sizeof(call), "ibv_modify_qp to %s", state_name(a->qp_state));
+	if (mask & IBV_QP_AV && denied_address(c, call, &a->ah_attr, err))
+		return;
 	if (err != EINVAL || weft_dead(weft_ctx(c)))
 		goto general;
 	if (wrong_change(qp, call, a, mask, err))
@@ -491,6 +513,8 @@ void weft_explain_create_ah(struct ibv_context *c, const struct ibv_ah_attr *a, 
 	const char *call = "ibv_create_ah";
 
 	if (!weft_explains())
+		return;
+	if (denied_address(c, call, a, err))
 		return;
 	if (err != EINVAL || weft_dead(weft_ctx(c)) || !wrong_address(c, call, a, err))
 		weft_explain(c, call, err, NULL, NULL);
