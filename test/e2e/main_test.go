@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 	if what := os.Getenv(forgeEnv); what != "" {
 		os.Exit(serveForge(what))
 	}
+	if what := os.Getenv(natEnv); what != "" {
+		os.Exit(serveNAT(what))
+	}
 	os.Exit(lab.Main(m, closeTestbeds))
 }
 
