@@ -441,6 +441,11 @@ func TestNamedAddresses(t *testing.T) {
 	b := newHost(t, dir, 2, at, s.Open(), c)
 	b.start(t)
 	reports(b)
+	// The next host is to join at the address that was named: those of the interfaces may not be reached.
+	line, err := b.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil || !strings.HasPrefix(line.Line, "weft join b1.example --token ") {
+		t.Errorf("%q, %v", line.Line, err)
+	}
 	before := b.cert.Load().Leaf.NotAfter
 	c.move(member.MemberLife/3*2 + time.Hour)
 	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
@@ -448,6 +453,61 @@ func TestNamedAddresses(t *testing.T) {
 	b = newHost(t, dir, 2, at, s.Open(), c)
 	b.start(t)
 	reports(b)
+}
+
+// TestJoinAddresses: a host joins by a name and by addresses of either family, and states its own as names or
+// addresses. Where the name is unknown it is one line, and nothing has changed.
+func TestJoinAddresses(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), &clockwork{})
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := port(a.cfg.Port)
+	spec := func(n int, host string, own ...string) JoinSpec {
+		return JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: host, Port: a.cfg.Port, Name: "m" + port(n),
+			Token: strings.Fields(made.Line)[4], Addresses: own, Now: time.Now}
+	}
+	for i, x := range []struct {
+		host     string
+		own, has []string
+	}{
+		{"127.0.0.1:" + p, []string{"192.0.2.7"}, []string{"192.0.2.7:" + p}},
+		{"127.0.0.1", []string{"192.0.2.7:9"}, []string{"192.0.2.7:9"}}, // the port that the joiner has as well
+		{"[::1]:" + p, []string{"fd00::7"}, []string{"[fd00::7]:" + p}},
+		{"::1", []string{"[fd00::7]:9", "b.example:8"}, []string{"[fd00::7]:9", "b.example:8"}},
+		{"[::1]", []string{"[fd00::8]"}, []string{"[fd00::8]:" + p}},
+		{"localhost:" + p, []string{"b.example"}, []string{"b.example:" + p}},
+		{"localhost", []string{"b-1.b.example:8", "192.0.2.8", "fd00::9"},
+			[]string{"b-1.b.example:8", "192.0.2.8:" + p, "[fd00::9]:" + p}},
+	} {
+		j := spec(2+i, x.host, x.own...)
+		if _, err := Join(t.Context(), j); err != nil {
+			t.Errorf("join %s: %v", x.host, err)
+			continue
+		}
+		r, err := a.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		roster, err := r.Roster(t.Context())
+		if m := roster.ByName(j.Name); err != nil || m == nil || !slices.Equal(m.Addresses, x.has) {
+			t.Errorf("join %s at %q: %+v, %v, want %q", x.host, x.own, m, err, x.has)
+		}
+	}
+	for _, host := range []string{"no-such-host.invalid", "[::1", "::1::2", "127.0.0.1:0:1", ""} {
+		j := spec(20, host, "192.0.2.7")
+		_, err := Join(t.Context(), j)
+		if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), ". fix: ") {
+			t.Errorf("join %q: %v", host, err)
+		}
+		if h := newHost(t, j.Dir, 20, freePort(t), s, &clockwork{}); h.Open() != nil || h.cert.Load() != nil {
+			t.Errorf("join %q leaves something", host)
+		}
+	}
 }
 
 // TestRenewedRoster: the roster that comes with a renewed certificate takes effect where it is newer, also on disk and

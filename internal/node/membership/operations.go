@@ -227,9 +227,10 @@ func (m *Membership) closed() *problem.Error {
 // defaultPort is the port of trunks that weft join takes where none is named.
 const defaultPort = 4792
 
-// host is this host as the next one names it: its first address, with the port where it is another than the default.
+// host is this host as the next one names it: its first address, of those that weft join --address named if there are
+// any, with the port where it is another than the default.
 func (m *Membership) host() string {
-	a := hostnet.Addresses(uint16(m.cfg.Port), 1)[0]
+	a := m.addresses()[0]
 	if host, port, err := net.SplitHostPort(a); err == nil && port == strconv.Itoa(defaultPort) {
 		return host
 	}
