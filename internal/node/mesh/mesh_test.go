@@ -186,6 +186,59 @@ func TestNextAddress(t *testing.T) {
 	})
 }
 
+// TestNamesMove: the names of a member are resolved again while its trunk is down, to addresses of either family. Where
+// that fails for a while the address in use stays, and nothing happens to a trunk that is up.
+func TestNamesMove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		at := func(list ...string) (addrs []netip.Addr) {
+			for _, a := range list {
+				addrs = append(addrs, netip.MustParseAddr(a))
+			}
+			return addrs
+		}
+		var mu sync.Mutex
+		names := at("10.0.0.2")
+		m, k := start(t, 1, func(context.Context, string) ([]netip.Addr, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(names) == 0 {
+				return nil, errors.New("the server of names does not answer")
+			}
+			return names, nil
+		})
+		resolve := func(list ...netip.Addr) {
+			mu.Lock()
+			defer mu.Unlock()
+			names = list
+		}
+		up := func(is bool) { k.set(func() { k.up[0] = is }) }
+		m.Follow(roster(rec(1, host), rec(2, host, "b.example:7")))
+		k.expect(t, "m2 2 10.0.0.2:7")
+		up(true)
+		resolve(at("fd00::2")...)
+		time.Sleep(3 * patience)
+		k.expect(t, "m2 2 10.0.0.2:7") // it is up
+		up(false)
+		time.Sleep(patience + 2*lookEvery)
+		k.expect(t, "m2 2 [fd00::2]:7")
+		resolve()
+		time.Sleep(3 * patience)
+		k.expect(t, "m2 2 [fd00::2]:7")
+		if d := m.Degraded(); len(d) != 0 {
+			t.Errorf("%+v", d)
+		}
+		resolve(at("fd00::22", "10.0.0.22")...)
+		k.set(func() { k.log = nil })
+		time.Sleep(3 * patience)
+		m.Close()
+		for _, a := range []string{"[fd00::22]:7", "10.0.0.22:7"} { // in turn
+			if !slices.Contains(k.log, "move m2 2 "+a) {
+				t.Errorf("%s is not tried: %q", a, k.log)
+			}
+		}
+	})
+}
+
 // TestNoTrunk: what keeps a trunk from being added is reported, and tried again.
 func TestNoTrunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
