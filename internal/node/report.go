@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"weft/internal/control/api"
@@ -150,7 +151,7 @@ func (r *reporter) describeSessions() (list []api.Session, err error) {
 
 // notices lists what users may want to change, though nothing is wrong.
 func (r *reporter) notices(s *api.Status) []api.Degraded {
-	list := append(r.network.Notices(), r.roceNotices(s)...)
+	list := slices.Concat(r.network.Notices(), r.member.Notices(), r.roceNotices(s))
 	if r.subnet != nil {
 		list = append(list, r.subnet.Notices()...)
 	}

@@ -133,6 +133,7 @@ var goldenRequests = []struct{ method, path, body string }{
 	{"POST", "/members/b1/drain", `{"drian":true}`},
 	{"DELETE", "/members/b1", ""},
 	{"DELETE", "/members/b1?force=1", ""},
+	{"POST", "/members/rotation", ""},
 	{"GET", "/tokens", ""},
 	{"POST", "/tokens", `{"uses":1,"life_ns":3600000000000}`},
 	{"POST", "/tokens", `{"uses":-1,"life_ns":1}`},

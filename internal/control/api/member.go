@@ -25,6 +25,10 @@ var (
 	RemoveMember = Op[MemberRemoval, RemovedMember]{Method: "DELETE", Path: "/members/{name}?force",
 		What: "cannot remove the member", Access: FullAccess}
 
+	// RotateSecrets replaces the tokens, the M_Key and, step by step, the CA with all certificates. No member goes.
+	RotateSecrets = Op[None, RotatedSecrets]{Method: "POST", Path: "/members/rotation",
+		What: "cannot replace the secrets of the fabric", Access: FullAccess}
+
 	ListTokens = Op[None, []Token]{Method: "GET", Path: "/tokens", What: "cannot list tokens", Access: FullAccess}
 
 	// CreateToken makes a token. On a host that is in no fabric, it makes a fabric with this host as its first member.
@@ -82,6 +86,12 @@ type MemberRemoval struct {
 type RemovedMember struct {
 	Name     string   `json:"name"`
 	Replaced []string `json:"replaced"`
+}
+
+// RotatedSecrets are the kinds of secrets that were replaced, and those of which the replacement goes on by itself.
+type RotatedSecrets struct {
+	Replaced []string `json:"replaced"`
+	Begun    []string `json:"begun"`
 }
 
 // NewToken is a token to make.

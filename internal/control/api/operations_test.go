@@ -130,6 +130,7 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, GetTrunkPlan, NoInput(b.TrunkPlan))
 	Handle(mux, DrainMember, ByName(b.DrainMember))
 	Handle(mux, RemoveMember, b.RemoveMember)
+	Handle(mux, RotateSecrets, NoInput(b.RotateSecrets))
 	Handle(mux, ListTokens, NoInput(b.Tokens))
 	Handle(mux, CreateToken, b.CreateToken)
 	Handle(mux, DeleteToken, NoOutput(b.DeleteToken))

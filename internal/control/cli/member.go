@@ -130,13 +130,14 @@ var tokenColumns = []column[api.Token]{
 func memberCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "member",
-		Short: "show, rename, drain and remove the hosts of the fabric",
+		Short: "show, rename, drain and remove the hosts of the fabric, and replace its secrets",
 		Long: `Show and change the members: the hosts of the fabric.
 
 A drained member accepts no new program, guest or IP link; it is drained when
 those that it has have ended. A removed member is out at once, also if it comes
 back: every secret that it had is replaced. Remove a drained member; --force
-removes one that is in use, or that is gone.`,
+removes one that is in use, or that is gone. Rotate replaces the secrets of the
+fabric, and removes no one.`,
 		Example: `  weft member
   weft member rename b1 rack2-b1
   weft member set b1 --role spine
@@ -146,7 +147,8 @@ removes one that is in use, or that is gone.`,
 	members := list(a, &cobra.Command{Use: "list", Short: "list the members"}, api.ListMembers, nil,
 		"this host is in no fabric: weft token makes one, weft join enters one", memberColumns)
 	listing(cmd, members)
-	cmd.AddCommand(members, memberRename(a), memberSet(a), memberDrain(a), memberUndrain(a), memberRemove(a))
+	cmd.AddCommand(members, memberRename(a), memberSet(a), memberDrain(a), memberUndrain(a), memberRemove(a),
+		memberRotate(a))
 	return cmd
 }
 
@@ -297,6 +299,30 @@ func memberRemove(a *app) *cobra.Command {
 	})
 	cmd.Flags().BoolVar(&force, "force", false, "also if the member is not drained, or gone")
 	return cmd
+}
+
+func memberRotate(a *app) *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "rotate",
+		Short: "replace the secrets of the fabric: tokens, M_Key, CA and certificates; no member goes",
+		Long: `Replace the secrets of the fabric, as operators do from time to time. All tokens
+end and the M_Key changes at once. Another CA takes the place of the present
+one: each member gets a certificate of it by itself, trunks and programs go on,
+and the old CA ends when the last member has one. "weft status" has a notice
+until then. Members that are away have a day; after it they join again.
+
+The keys of members stay: a host gets others by "weft leave" and "weft join". If
+a host is lost or in foreign hands, remove it: that takes effect at once.`,
+		Args: cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print printer) error {
+		r, err := call(cmd.Context(), a, api.RotateSecrets, api.None{})
+		if err != nil {
+			return err
+		}
+		return print(r, func(w *screen) {
+			paragraph(w, "replaced: %s; being replaced: %s", strings.Join(r.Replaced, ", "), strings.Join(r.Begun, ", "))
+		})
+	})
 }
 
 func joinCommand(a *app) *cobra.Command {

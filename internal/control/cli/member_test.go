@@ -98,6 +98,10 @@ func (f *fakeMembers) RemoveMember(_ context.Context, r api.MemberRemoval) (api.
 	return api.RemovedMember{Name: m.Name, Replaced: []string{"sessions", "tokens", "M_Key", "CA"}}, nil
 }
 
+func (f *fakeMembers) RotateSecrets(context.Context) (api.RotatedSecrets, error) {
+	return api.RotatedSecrets{Replaced: []string{"tokens", "M_Key"}, Begun: []string{"CA", "certificates"}}, f.memberError
+}
+
 func (f *fakeMembers) Tokens(context.Context) ([]api.Token, error) {
 	return []api.Token{{ID: "abcdefgh", Roles: []string{"voter", "manager", "administrator"}, Uses: 40, Used: 2,
 		Ends: fakeTime.Add(time.Hour), By: "a1"}, {ID: "ijklmnop", Roles: []string{"leaf"}, Used: 7,

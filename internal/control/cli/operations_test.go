@@ -121,6 +121,7 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.GetTrunkPlan, api.NoInput(b.TrunkPlan))
 	api.Handle(mux, api.DrainMember, api.ByName(b.DrainMember))
 	api.Handle(mux, api.RemoveMember, b.RemoveMember)
+	api.Handle(mux, api.RotateSecrets, api.NoInput(b.RotateSecrets))
 	api.Handle(mux, api.ListTokens, api.NoInput(b.Tokens))
 	api.Handle(mux, api.CreateToken, b.CreateToken)
 	api.Handle(mux, api.DeleteToken, api.NoOutput(b.DeleteToken))

@@ -599,6 +599,17 @@ func (m *Membership) Degraded() (list []api.Degraded) {
 	return list
 }
 
+// Notices lists a rotation of the CA that is under way.
+func (m *Membership) Notices() []api.Degraded {
+	r := m.roster.Load()
+	if r == nil || len(r.CAs) < 2 {
+		return nil
+	}
+	return []api.Degraded{{What: "ca_rotation",
+		Why: fmt.Sprintf("%d CAs of the fabric are valid, until each member has a certificate of the newest", len(r.CAs)),
+		Fix: "none is needed; start the members that are away: weft member list"}}
+}
+
 func cmpString(a, b string) int {
 	switch {
 	case a < b:
@@ -628,6 +639,7 @@ func (m *Membership) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.SetMember, api.NoOutput(m.setShape))
 	api.Handle(mux, api.DrainMember, api.ByName(m.drain))
 	api.Handle(mux, api.RemoveMember, m.remove)
+	api.Handle(mux, api.RotateSecrets, api.NoInput(m.rotate))
 	api.Handle(mux, api.ListTokens, api.NoInput(m.tokens))
 	api.Handle(mux, api.CreateToken, m.createToken)
 	api.Handle(mux, api.DeleteToken, api.NoOutput(m.deleteToken))

@@ -297,6 +297,7 @@ func TestNoAdministrator(t *testing.T) {
 		func() error { _, err := b.drain(t.Context(), "host1", api.MemberDrain{Drain: true}); return err },
 		func() error { return b.rename(t.Context(), api.Named[api.MemberName]{Name: "host1"}) },
 		func() error { return b.deleteToken(t.Context(), "x") },
+		func() error { _, err := b.rotate(t.Context()); return err },
 	} {
 		var e *api.Error
 		if err := f(); !errors.As(err, &e) || e.Code != api.CodeRefused {

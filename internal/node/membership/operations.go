@@ -154,6 +154,20 @@ func (m *Membership) remove(ctx context.Context, q api.MemberRemoval) (v api.Rem
 	return api.RemovedMember{Name: q.Name, Replaced: done.List()}, nil
 }
 
+func (m *Membership) rotate(ctx context.Context) (v api.RotatedSecrets, err error) {
+	r, err := m.administer()
+	if err != nil {
+		return v, err
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	if err := r.Rotate(ctx); err != nil {
+		return v, m.failed(err)
+	}
+	m.cfg.Log.Info("the secrets of the fabric are being replaced", "author", m.author())
+	return api.RotatedSecrets{Replaced: []string{"tokens", "M_Key"}, Begun: []string{"CA", "certificates"}}, nil
+}
+
 func (m *Membership) tokens(ctx context.Context) (list []api.Token, err error) {
 	if m.cert.Load() == nil {
 		return nil, nil

@@ -349,10 +349,11 @@ func (r *Registry) rekey(ctx context.Context) error {
 	})
 }
 
-// Rotate begins a rotation of the CA in peace; Advance goes on with it. Tokens of the old CA end when the new one
-// signs.
+// Rotate replaces the secrets of the fabric in peace, and no member: it deletes all tokens, begins a rotation of the CA,
+// with which Advance goes on while members renew their certificates, and replaces the M_Key. It is refused while a
+// rotation is under way. Where the M_Key could not be replaced the error reports that alone.
 func (r *Registry) Rotate(ctx context.Context) error {
-	return r.edit(ctx, func(v *view) ([]store.Op, error) {
+	err := r.edit(ctx, func(v *view) ([]store.Op, error) {
 		now := r.cfg.Now()
 		next, err := member.NewAuthority(v.fabric.ID, v.fabric.NextEpoch(), now, 0)
 		if err != nil {
@@ -360,7 +361,7 @@ func (r *Registry) Rotate(ctx context.Context) error {
 		}
 		f, err := member.Introduce(v.fabric, next, now)
 		if err != nil {
-			return nil, problem.New("cannot rotate the CA", err.Error(), "weft member list")
+			return nil, problem.New("cannot replace the CA", err.Error(), "weft status, which lists ca_rotation until its end")
 		}
 		var voters []member.Record
 		for _, m := range v.roster.Members {
@@ -368,8 +369,21 @@ func (r *Registry) Rotate(ctx context.Context) error {
 				voters = append(voters, m)
 			}
 		}
-		return r.replaceCA(v, f, next, voters)
+		ops, err := r.replaceCA(v, f, next, voters)
+		tokens, listed := r.cfg.Store.List(ctx, member.TreeToken)
+		for _, t := range tokens.Entries {
+			ops = append(ops, store.DeleteOp(t.Key))
+		}
+		return ops, errors.Join(err, listed)
 	})
+	if err != nil || r.cfg.Rekey == nil {
+		return err
+	}
+	if err := r.cfg.Rekey(ctx); err != nil {
+		return problem.New("the CA and the tokens are replaced, and the M_Key is not", err.Error(),
+			"weft sm set --m-key random")
+	}
+	return nil
 }
 
 // Advance does what time or reports make due, one step: states of members, a rotation's next step, the CA's key for a

@@ -484,15 +484,41 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRotation: the CA is rotated in peace, twelve times, without an end of anything.
+// TestRotateWithoutMaster: where the M_Key cannot be replaced the CA is, and the error has the command.
+func TestRotateWithoutMaster(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	l.settle(a)
+	l.rekey = func(context.Context) error { return errors.New("no master") }
+	err := a.Rotate(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "the M_Key is not: no master. fix: weft sm set --m-key random") {
+		t.Error(err)
+	}
+	if r := l.roster(a); len(r.CAs) != 2 {
+		t.Errorf("%d CAs", len(r.CAs))
+	}
+}
+
+// TestRotation: the CA is rotated in peace, twelve times, without an end of a member. Tokens from before end at once.
 func TestRotation(t *testing.T) {
 	l := newLab(t)
 	hosts := []*host{l.found(1, "a1")}
 	hosts = append(hosts, l.join(hosts[0], 2, "b1"), l.join(hosts[0], 3, "c1"))
 	l.settle(hosts[0])
 	for round := range 12 {
+		s := l.token(hosts[0], TokenSpec{})
+		before := l.rekeys
 		if err := hosts[round%3].Rotate(t.Context()); err != nil {
 			t.Fatal(round, err)
+		}
+		if tokens, err := hosts[0].Tokens(t.Context()); err != nil || len(tokens) != 0 || l.rekeys != before+1 {
+			t.Fatalf("round %d: %d tokens are left, %d changes of the M_Key, %v", round, len(tokens), l.rekeys-before, err)
+		}
+		if _, err := hosts[0].Join(t.Context(), l.request(hosts[0], 9, "x1", s), 0, "a1"); err == nil {
+			t.Errorf("round %d: a token from before lets a host in", round)
+		}
+		if err := hosts[0].Rotate(t.Context()); err == nil || !strings.Contains(err.Error(), "a rotation is under way") {
+			t.Errorf("round %d: two rotations at once: %v", round, err)
 		}
 		for range 3 {
 			r := l.roster(hosts[0])

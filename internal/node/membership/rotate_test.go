@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package membership
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/store"
+)
+
+// TestRotate: the CA, the certificates and the M_Key of a fabric are replaced while its members run, and a token from
+// before lets no one in. Members go on: each is admitted by the other all the time.
+func TestRotate(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
+	if _, err := Join(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, spec.Dir, 2, spec.Port, s.Open(), c)
+	b.start(t)
+	hosts := []*host{a, b}
+	old := a.Roster().CAs[0].Epoch
+	await(t, "both follow", func() bool { return len(a.Roster().Members) == 2 && len(b.Roster().Members) == 2 })
+	if n := a.Notices(); len(n) != 0 {
+		t.Errorf("%+v", n)
+	}
+	rekeys := a.rekeys
+	done, err := a.rotate(t.Context())
+	if err != nil || !slices.Equal(done.Replaced, []string{"tokens", "M_Key"}) || a.rekeys != rekeys+1 {
+		t.Fatalf("%+v, %v, %d", done, err, a.rekeys)
+	}
+	spec.Dir, spec.GUID, spec.Name, spec.Port = t.TempDir(), guid(3), "c1", freePort(t)
+	if _, err := Join(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "it has no token") &&
+		!strings.Contains(err.Error(), "the CA was replaced since") {
+		t.Errorf("by a token from before: %v", err)
+	}
+	await(t, "the notice", func() bool { n := b.Notices(); return len(n) == 1 && n[0].What == "ca_rotation" })
+	await(t, "the end of the old CA", func() bool {
+		for _, h := range hosts {
+			for _, o := range hosts {
+				if _, v, p := h.Roster().Admit(o.cert.Load().Leaf, c.now()); v != member.Admitted && v != member.Provisional {
+					t.Fatalf("%v, %v", v, p)
+				}
+			}
+			h.wake()
+			if r := h.Roster(); len(r.CAs) != 1 || r.CAs[0].Epoch != old+1 {
+				return false
+			}
+		}
+		return true
+	})
+	if n := append(a.Notices(), b.Notices()...); len(n) != 0 {
+		t.Errorf("%+v", n)
+	}
+	if made, err = b.createToken(t.Context(), api.NewToken{}); err != nil {
+		t.Fatal(err)
+	}
+	spec.Token, spec.Host = strings.Fields(made.Line)[4], "127.0.0.1:"+port(b.cfg.Port)
+	if _, err := Join(t.Context(), spec); err != nil {
+		t.Errorf("by a token of the new CA: %v", err)
+	}
+}
