@@ -148,15 +148,22 @@ func (p *peer) measure() {
 		p.path.Store(0)
 		return
 	}
-	if p.probe < 0 {
+	limit := 0
+	if p.probe >= 0 {
+		limit = t.pathLimit(p.probe)
+	}
+	if limit == 0 {
+		// A socket keeps the source address of its first connection, which the host may have no more.
+		p.closeProbe()
 		fd, err := openProbe(t)
 		if err != nil {
 			p.path.Store(0)
 			return
 		}
 		p.probe = fd
+		limit = t.pathLimit(fd)
 	}
-	p.path.Store(int32(t.pathLimit(p.probe)))
+	p.path.Store(int32(limit))
 }
 
 // remeasure is measure for a Sender, of another lane: with a socket of its own.
