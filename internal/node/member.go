@@ -8,14 +8,17 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
+	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/home"
@@ -105,7 +108,7 @@ func (n *Node) shared() *mgmt.Fabric {
 		Name:       member.GUIDKey(n.identity), // names change
 		Listen:     fmt.Sprintf(":%d", n.cfg.StorePort),
 		Advertise:  n.storeAddress(),
-		Moved:      n.storeAddress,
+		Moved:      n.place,
 		Joins:      !n.member.Alone(),
 		ID:         roster.Fabric,
 		Security:   n.storeSecurity(),
@@ -131,6 +134,16 @@ func (n *Node) storeAddress() string {
 		return ""
 	}
 	return n.member.Reached(n.cfg.StorePort)
+}
+
+// place is where this node is for the store.
+func (n *Node) place() etcd.Place {
+	p := etcd.Place{Advertise: n.storeAddress()}
+	own := hostnet.Addresses(0, member.MaxAddresses)
+	if a, err := netip.ParseAddrPort(own[0]); err == nil && !a.Addr().IsLoopback() { // else it has none at present
+		p.Own = strings.Join(own, " ")
+	}
+	return p
 }
 
 // self is what this node is to other members.

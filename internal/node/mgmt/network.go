@@ -55,8 +55,8 @@ type Fabric struct {
 	Name      string
 	Listen    string // HOST:PORT of the store's listener
 	Advertise string // HOST:PORT where other members reach it
-	// Moved is Advertise as it is now: addresses of hosts change.
-	Moved  func() string
+	// Moved is where the node is now: addresses of hosts change.
+	Moved  func() etcd.Place
 	Seeds  []string // HOST:PORT of members that have the store
 	Joins  bool     // it never makes a store: another member has it
 	ID     string   // of the fabric; empty: none, of a laboratory

@@ -40,8 +40,8 @@ type MemberConfig struct {
 	Listen    string // HOST:PORT of the listener; empty: none
 	ListenURL string // the same as a URL, of a node that is alone and offers its store to clients without a group
 	Advertise string // HOST:PORT where others reach it; empty: the node is alone
-	// Moved returns Advertise as it is now, called once in each look; empty: as before. nil: it never changes.
-	Moved    func() string
+	// Moved returns where the node is now, called once in each look. nil: it never moves.
+	Moved    func() Place
 	Security *Security
 	// Seeds are addresses of members that have the store. A node without seeds and without files is the first: it makes
 	// a new group.
@@ -144,6 +144,8 @@ type Member struct {
 	renewal renewal
 	lead    *lead     // while this replica leads
 	heard   mono.Time // when a learner last reached the leader, or started
+	moved   movement
+	own     string // Place.Own, as it was in the last look
 }
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
@@ -188,11 +190,11 @@ func (m *Member) live() {
 
 // Group is what a member needs to share its store with others.
 type Group struct {
-	Name      string        // of the member, as in MemberConfig
-	Listen    string        // HOST:PORT of the listener
-	Advertise string        // HOST:PORT where others reach it
-	Moved     func() string // MemberConfig.Moved
-	Fabric    string        // as in MemberConfig
+	Name      string       // of the member, as in MemberConfig
+	Listen    string       // HOST:PORT of the listener
+	Advertise string       // HOST:PORT where others reach it
+	Moved     func() Place // MemberConfig.Moved
+	Fabric    string       // as in MemberConfig
 	Security  *Security
 }
 
@@ -496,7 +498,11 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 		m.retire(removedWhy)
 		return
 	}
-	if m.server.down() == removedWhy || m.server.down() == "" && m.outdated(now) && !m.preceded(ctx, now) {
+	again := m.server.down() == removedWhy
+	if m.server.down() == "" {
+		again = m.stranded() || m.outdated(now) && !m.preceded(ctx, now)
+	}
+	if again {
 		m.lead = nil
 		if err := m.reopen(ctx); err != nil {
 			m.c.Log.Warn("the replica of the store cannot be started again", "err", err)

@@ -19,11 +19,11 @@ func TestMoved(t *testing.T) {
 		f.prepare(name, seeds...)
 		c := f.configs[name]
 		_, port, _ := strings.Cut(c.Advertise, ":")
-		c.Moved = func() string {
+		c.Moved = func() etcd.Place {
 			if moved.Load() {
-				return "localhost:" + port
+				return etcd.Place{Advertise: "localhost:" + port, Own: "b"}
 			}
-			return ""
+			return etcd.Place{Own: "a"}
 		}
 		f.configs[name] = c
 		f.open(name)
