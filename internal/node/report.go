@@ -70,7 +70,8 @@ func (r *reporter) register(mux *http.ServeMux) {
 func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	s = api.Status{Ready: r.ready(), Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: r.settings.Dir,
 		StartedAt: r.started, UptimeNS: time.Since(r.started), WireLocal: r.settings.WireLocal,
-		RoCEPort: r.settings.RoCEPort, RoCEAllow: r.settings.RoCEAllow, IdleExitNS: r.settings.IdleExit, AdapterEnabled: !r.table.adapterIsOff()}
+		RoCEPort: r.settings.RoCEPort, RoCEAllow: r.settings.RoCEAllow,
+		IdleExitNS: r.settings.IdleExit, AdapterEnabled: !r.table.adapterIsOff()}
 	s.Devices = r.summaries(s.AdapterEnabled)
 	s.Lanes = r.describeLanes()
 	if s.Sessions, err = r.describeSessions(); err != nil {

@@ -51,7 +51,8 @@ func TestMembersByName(t *testing.T) {
 	r.eventually("host1", "weft store status | grep -c 'voter .*https\\|leader .*https'", "3")
 
 	t.Log("host2 moves")
-	r.must("host2", "ip addr flush dev eth0 && ip addr add 10.0.0.22/24 dev eth0 && ip addr add fd00:10::22/64 dev eth0 nodad")
+	r.must("host2", "ip addr flush dev eth0 && ip addr add 10.0.0.22/24 dev eth0 && "+
+		"ip addr add fd00:10::22/64 dev eth0 nodad")
 	at[1] = "10.0.0.22"
 	working("host2 has moved", at)
 	r.eventually("host2", "weft token", "weft join 10.0.0.22 --token ...")
@@ -64,7 +65,8 @@ func TestMembersByName(t *testing.T) {
 	r.eventually("host3", "weft token", "weft join third.example --token ...")
 
 	t.Log("host1 moves, which founded the fabric")
-	r.must("host1", "ip addr flush dev eth0 && ip addr add 10.0.0.11/24 dev eth0 && ip addr add fd00:10::11/64 dev eth0 nodad")
+	r.must("host1", "ip addr flush dev eth0 && ip addr add 10.0.0.11/24 dev eth0 && "+
+		"ip addr add fd00:10::11/64 dev eth0 nodad")
 	at[0] = "10.0.0.11"
 	working("host1 has moved", at)
 	r.eventually("host1", "weft token", "weft join 10.0.0.11 --token ...")

@@ -141,7 +141,8 @@ func (b *fakeBackend) owner(n uint32) api.Owner {
 func (b *fakeBackend) Status(context.Context) (api.Status, error) {
 	s := api.Status{Ready: b.mode != "hang", Version: "v0", PID: os.Getpid(), UID: 1000, Dir: b.c.Dir,
 		UptimeNS:  192 * time.Second,
-		WireLocal: b.c.WireLocal, RoCEAllow: b.c.RoCEAllow, IdleExitNS: b.c.IdleExit, Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true},
+		WireLocal: b.c.WireLocal, RoCEAllow: b.c.RoCEAllow, IdleExitNS: b.c.IdleExit,
+		Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true},
 			{ID: 1}}}
 	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2, ICRC: "solve",
 		ICRCWhy: "as asked for", Enabled: b.mode != "disabled"}

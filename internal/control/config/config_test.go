@@ -78,7 +78,8 @@ func TestListFlags(t *testing.T) {
 
 func TestEverySettingFromEverySource(t *testing.T) {
 	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
-		RoCEAllow: []string{"10.0.0.0/24", "fd00::/8"}, WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour,
+		RoCEAllow: []string{"10.0.0.0/24", "fd00::/8"}, WireLocal: true, ICRC: "solve",
+		RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour,
 		AllowUIDs: []int{1, 1000}, LogLevel: "debug",
 		Fabric: true, Peers: []string{"10.0.0.2",
 			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, TrunkSecurity: "authenticate",
@@ -88,7 +89,8 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
 	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
-		"roce-interfaces": "eth0,eno*", "roce-allow": "10.0.0.0/24,fd00::/8", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms",
+		"roce-interfaces": "eth0,eno*", "roce-allow": "10.0.0.0/24,fd00::/8", "wire-local": "true",
+		"icrc": "solve", "real-time": "true", "spin": "1ms",
 		"idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2",
 		"trunk-security": "authenticate", "trunk-key-file": "/t",

@@ -77,7 +77,9 @@ func TestPathBelowBase(t *testing.T) {
 func TestPathWithLoss(t *testing.T) {
 	w, a, b := joined(t)
 	w.loss = 0.05
-	if w.run(5*time.Minute, func() bool { return !both(a, b, measured)() && a.core.Status(0).Downs+b.core.Status(0).Downs == 0 }) {
+	if w.run(5*time.Minute, func() bool {
+		return !both(a, b, measured)() && a.core.Status(0).Downs+b.core.Status(0).Downs == 0
+	}) {
 		t.Errorf("after %v a limit is %d or %d", w.now, a.core.Status(0).Limit, b.core.Status(0).Limit)
 	}
 	if n := a.core.Status(0).Probes; n < 30 {

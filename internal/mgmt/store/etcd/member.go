@@ -500,7 +500,7 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	}
 	again := m.server.down() == removedWhy
 	if m.server.down() == "" {
-		again = m.stranded() || m.outdated(now) && !m.preceded(ctx, now)
+		again = m.moved.stranded() || m.outdated(now) && !m.preceded(ctx, now)
 	}
 	if again {
 		m.lead = nil

@@ -56,6 +56,7 @@ func (m *Member) move(ctx context.Context) {
 		m.moved = replicaSettled
 	case m.moved == replicaMoved:
 		m.moved = replicaStranded
+		m.c.Log.Info("the replica is started again: the group does not answer since the address changed")
 	}
 	if err != nil {
 		m.c.Log.Debug("the group of the store does not know where this replica is", "err", err)
@@ -74,13 +75,11 @@ const (
 	replicaWaits // it was started again, and the group still does not answer
 )
 
-// stranded reports whether the replica has to be started again for connections from the address that there is now; mu
-// is held.
-func (m *Member) stranded() bool {
-	if m.moved != replicaStranded {
+// stranded reports, once, that the replica has to be started again for connections from the address that there is now.
+func (v *movement) stranded() bool {
+	if *v != replicaStranded {
 		return false
 	}
-	m.c.Log.Info("the replica is started again: the group does not answer since the address changed")
-	m.moved = replicaWaits
+	*v = replicaWaits
 	return true
 }
