@@ -320,7 +320,8 @@ a host is lost or in foreign hands, remove it: that takes effect at once.`,
 			return err
 		}
 		return print(r, func(w *screen) {
-			paragraph(w, "replaced: %s; being replaced: %s", strings.Join(r.Replaced, ", "), strings.Join(r.Begun, ", "))
+			paragraph(w, "replaced: %s; being replaced: %s", strings.Join(r.Replaced, ", "),
+				strings.Join(r.Begun, ", "))
 		})
 	})
 }

@@ -99,7 +99,8 @@ func (f *fakeMembers) RemoveMember(_ context.Context, r api.MemberRemoval) (api.
 }
 
 func (f *fakeMembers) RotateSecrets(context.Context) (api.RotatedSecrets, error) {
-	return api.RotatedSecrets{Replaced: []string{"tokens", "M_Key"}, Begun: []string{"CA", "certificates"}}, f.memberError
+	return api.RotatedSecrets{Replaced: []string{"tokens", "M_Key"},
+		Begun: []string{"CA", "certificates"}}, f.memberError
 }
 
 func (f *fakeMembers) Tokens(context.Context) ([]api.Token, error) {

@@ -94,10 +94,13 @@ var Settings = []Setting{
 				}
 			}
 		}},
-	{Name: "roce-allow", Group: "Node", Help: "prefixes of the addresses with which the RoCEv2 device exchanges packets (may be repeated)",
-		Doc: "RoCEv2 has no authentication: without roce-allow the device accepts packets from every address. With it, packets from other " +
+	{Name: "roce-allow", Group: "Node",
+		Help: "prefixes of the addresses with which the RoCEv2 device exchanges packets (may be repeated)",
+		Doc: "RoCEv2 has no authentication: without roce-allow the device accepts packets from every address. " +
+			"With it, packets from other " +
 			"addresses are dropped and counted (drop_source_not_allowed), and programs cannot connect to them (EACCES). " +
-			"The node's own addresses are always allowed. Packets to a multicast group leave the node only if the group is in a prefix. " +
+			"The node's own addresses are always allowed. " +
+			"Packets to a multicast group leave the node only if the group is in a prefix. " +
 			"It does not protect from hosts that forge an allowed source address.",
 		Example: "10.0.0.0/24",
 		field:   func(c *Config) any { return &c.RoCEAllow },

@@ -51,7 +51,8 @@ func TestRotate(t *testing.T) {
 	await(t, "the end of the old CA", func() bool {
 		for _, h := range hosts {
 			for _, o := range hosts {
-				if _, v, p := h.Roster().Admit(o.cert.Load().Leaf, c.now()); v != member.Admitted && v != member.Provisional {
+				_, v, p := h.Roster().Admit(o.cert.Load().Leaf, c.now())
+				if v != member.Admitted && v != member.Provisional {
 					t.Fatalf("%v, %v", v, p)
 				}
 			}

@@ -361,7 +361,8 @@ func (r *Registry) Rotate(ctx context.Context) error {
 		}
 		f, err := member.Introduce(v.fabric, next, now)
 		if err != nil {
-			return nil, problem.New("cannot replace the CA", err.Error(), "weft status, which lists ca_rotation until its end")
+			return nil, problem.New("cannot replace the CA", err.Error(),
+				"weft status, which lists ca_rotation until its end")
 		}
 		var voters []member.Record
 		for _, m := range v.roster.Members {

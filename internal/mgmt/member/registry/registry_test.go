@@ -512,12 +512,14 @@ func TestRotation(t *testing.T) {
 			t.Fatal(round, err)
 		}
 		if tokens, err := hosts[0].Tokens(t.Context()); err != nil || len(tokens) != 0 || l.rekeys != before+1 {
-			t.Fatalf("round %d: %d tokens are left, %d changes of the M_Key, %v", round, len(tokens), l.rekeys-before, err)
+			t.Fatalf("round %d: %d tokens are left, %d changes of the M_Key, %v", round, len(tokens),
+				l.rekeys-before, err)
 		}
 		if _, err := hosts[0].Join(t.Context(), l.request(hosts[0], 9, "x1", s), 0, "a1"); err == nil {
 			t.Errorf("round %d: a token from before lets a host in", round)
 		}
-		if err := hosts[0].Rotate(t.Context()); err == nil || !strings.Contains(err.Error(), "a rotation is under way") {
+		err := hosts[0].Rotate(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "a rotation is under way") {
 			t.Errorf("round %d: two rotations at once: %v", round, err)
 		}
 		for range 3 {
