@@ -151,8 +151,8 @@ func (n *Node) self() peer.Self {
 	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now}
 }
 
-// storeClient is TLS to the store of a member. Only voters have one: any other member would be a store of its own making
-// to this node, with what its roles do not let it write.
+// storeClient is TLS to the store of a member. Only voters have one: any other member would be a store of its own
+// making to this node, with what its roles do not let it write.
 func storeClient(self peer.Self) *tls.Config {
 	self.Allow = func(c member.Claims) error {
 		if !c.Roles.Has(member.Voter) {

@@ -18,8 +18,8 @@ import (
 )
 
 // retain changes the content of a restore so that what the fabric revoked since stays revoked, by the roster of this
-// node: members that were removed, CAs that were replaced, M_Keys that removed members had. own is what this node's copy
-// has, nil where it has none. A backup of another fabric, or of a host that was alone, is refused.
+// node: members that were removed, CAs that were replaced, M_Keys that removed members had. own is what this node's
+// copy has, nil where it has none. A backup of another fabric, or of a host that was alone, is refused.
 func retain(next, own *etcd.Backup, r *member.Roster, now time.Time) error {
 	const what, fix = "cannot restore the store", "weft store restore FILE, with a backup of this fabric"
 	c := content{}

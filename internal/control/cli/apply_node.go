@@ -16,8 +16,8 @@ import (
 // losses are what a plan takes away: by the names of devices of this node that it deletes, and by "" of the fabric.
 type losses map[string]*api.LostContact
 
-// confirmed returns a context for the deletion of a device, or with "" for the change of the fabric, which confirms what
-// was printed of it.
+// confirmed returns a context for the deletion of a device, or with "" for the change of the fabric, which confirms
+// what was printed of it.
 func (l losses) confirmed(ctx context.Context, device string) context.Context {
 	if lost := l[device]; lost != nil {
 		return api.Confirm(ctx, lost.Digest)

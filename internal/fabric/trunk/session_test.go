@@ -613,8 +613,8 @@ func TestPeerAnywhere(t *testing.T) {
 	}
 }
 
-// TestRestartAnywhere: the end that waits for the other to begin starts again. Its numbers begin anew, and those that the
-// other end has of its earlier start do not count.
+// TestRestartAnywhere: the end that waits for the other to begin starts again. Its numbers begin anew, and those that
+// the other end has of its earlier start do not count.
 func TestRestartAnywhere(t *testing.T) {
 	w := newWorld(t, 9)
 	key := psk(t, 1)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestMayForward: each member reads, but the history, which the store shows to members with a role alone; administrators
-// change.
+// TestMayForward: each member reads, but the history, which the store shows to members with a role alone;
+// administrators change.
 func TestMayForward(t *testing.T) {
 	for _, x := range []struct {
 		roles  Role

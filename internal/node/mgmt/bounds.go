@@ -81,8 +81,8 @@ func isWhole(p *api.DesiredPartition) bool {
 // maxTurns is how many comparisons of one caller are at work or wait.
 const maxTurns = 4
 
-// turns admits one comparison at a time, and maxTurns of each caller: what a caller sends meanwhile is refused. A member
-// is one caller, whichever of its users it is.
+// turns admits one comparison at a time, and maxTurns of each caller: what a caller sends meanwhile is refused. A
+// member is one caller, whichever of its users it is.
 type turns struct {
 	mu     sync.Mutex // guards what follows
 	active map[turn]int

@@ -41,8 +41,8 @@ func (a addr128) next() addr128 {
 	return a
 }
 
-// NewAddrSet returns the set of all addresses in prefixes; without a prefix it is empty. A prefix that is not valid adds
-// nothing. The host bits of a prefix do not count.
+// NewAddrSet returns the set of all addresses in prefixes; without a prefix it is empty. A prefix that is not valid
+// adds nothing. The host bits of a prefix do not count.
 func NewAddrSet(prefixes []netip.Prefix) *AddrSet {
 	s := &AddrSet{}
 	for _, p := range prefixes {

@@ -349,8 +349,8 @@ func (r *Registry) rekey(ctx context.Context) error {
 	})
 }
 
-// Rotate replaces the secrets of the fabric in peace, and no member: it deletes all tokens, begins a rotation of the CA,
-// with which Advance goes on while members renew their certificates, and replaces the M_Key. It is refused while a
+// Rotate replaces the secrets of the fabric in peace, and no member: it deletes all tokens, begins a rotation of the
+// CA, with which Advance goes on while members renew their certificates, and replaces the M_Key. It is refused while a
 // rotation is under way. Where the M_Key could not be replaced the error reports that alone.
 func (r *Registry) Rotate(ctx context.Context) error {
 	err := r.edit(ctx, func(v *view) ([]store.Op, error) {

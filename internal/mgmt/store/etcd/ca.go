@@ -13,8 +13,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// readCAs reads the CAs by which replicas verify each other, empty where there are none. Where they cannot be read, they
-// are those of before.
+// readCAs reads the CAs by which replicas verify each other, empty where there are none. Where they cannot be read,
+// they are those of before.
 func (s *Security) readCAs(before string, log *slog.Logger) string {
 	if s == nil {
 		return ""

@@ -54,8 +54,8 @@ func TestKnownLost(t *testing.T) {
 	}
 }
 
-// TestFilesFromBefore: a host was alone and joined; its end came before its store was set aside. At its start that store
-// is no part of the fabric's. What it had in the fabric is.
+// TestFilesFromBefore: a host was alone and joined; its end came before its store was set aside. At its start that
+// store is no part of the fabric's. What it had in the fabric is.
 func TestFilesFromBefore(t *testing.T) {
 	f := newFabric(t)
 	f.open("b")
@@ -144,8 +144,8 @@ func TestTwoStores(t *testing.T) {
 	}
 }
 
-// TestRestoreInterrupted: the node ends when the store before is out of use and the restored one is not in yet. Its next
-// start completes the restore. What a restore left that was not complete counts for nothing.
+// TestRestoreInterrupted: the node ends when the store before is out of use and the restored one is not in yet. Its
+// next start completes the restore. What a restore left that was not complete counts for nothing.
 func TestRestoreInterrupted(t *testing.T) {
 	a := newFabric(t)
 	a.open("a")

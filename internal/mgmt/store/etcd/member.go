@@ -199,8 +199,8 @@ type Group struct {
 }
 
 // Found makes the store of a node that is alone the first replica of a group, while it runs: calls that are in progress
-// are made again (a write that could then be done twice ends with store.ErrUnavailable), leases are lost, watches go on.
-// On an error the store is alone as before.
+// are made again (a write that could then be done twice ends with store.ErrUnavailable), leases are lost, watches go
+// on. On an error the store is alone as before.
 func (m *Member) Found(ctx context.Context, g Group) error {
 	m.mu.Lock()
 	defer m.unlock()

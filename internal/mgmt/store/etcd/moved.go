@@ -18,8 +18,8 @@ type Place struct {
 const moveTime = 2 * time.Second
 
 // move has others reach this node where MemberConfig.Moved says, if that changed; mu is held. A replica is moved at
-// once where the group has its majority, else with the next look. After each change of the host's own addresses it finds
-// out whether the replica still reaches the group.
+// once where the group has its majority, else with the next look. After each change of the host's own addresses it
+// finds out whether the replica still reaches the group.
 func (m *Member) move(ctx context.Context) {
 	if m.c.Moved == nil || m.c.Advertise == "" { // a node that is alone is reached by no other
 		return

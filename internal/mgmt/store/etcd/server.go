@@ -447,8 +447,8 @@ func (s *Server) finish(end func()) {
 // transferTime bounds the search for another leader at the end of a replica.
 const transferTime = time.Second
 
-// leave ends the replica. A leader passes its office on, for transferTime: etcd's own Stop tries for seven seconds where
-// no other replica answers.
+// leave ends the replica. A leader passes its office on, for transferTime: etcd's own Stop tries for seven seconds
+// where no other replica answers.
 func (s *Server) leave() {
 	done := make(chan struct{})
 	go func() {
