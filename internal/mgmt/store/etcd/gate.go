@@ -12,8 +12,10 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	leases "go.etcd.io/etcd/server/v3/lease"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -55,7 +57,13 @@ type gate struct {
 // refusedLinger is how long a connection with a refused certificate stays open.
 const refusedLinger = 100 * time.Millisecond
 
-func refused(err error) error { return status.Error(codes.PermissionDenied, err.Error()) }
+// refused is the answer to a call that is not allowed. An error with a status of its own is the answer as it is.
+func refused(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return status.Error(codes.PermissionDenied, err.Error())
+}
 
 // server returns a gRPC server that serves what is open.
 func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
@@ -95,6 +103,9 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 	}
 	if err := g.authorise(ctx, c, req); err != nil {
 		return nil, refused(err)
+	}
+	if err := ctx.Err(); err != nil { // raft may propose it none the less
+		return nil, status.FromContextError(err).Err()
 	}
 	return next(ctx, req)
 }
@@ -144,7 +155,10 @@ func (g *gate) authorise(ctx context.Context, c Caller, req any) error {
 	case *pb.RangeRequest:
 		return g.keys(c, r.Key, r.RangeEnd, false)
 	case *pb.PutRequest:
-		return errors.Join(g.keys(c, r.Key, nil, true), g.before(c, r.PrevKv, r.Key, nil), g.lease(ctx, c, r.Lease))
+		if err := errors.Join(g.keys(c, r.Key, nil, true), g.before(c, r.PrevKv, r.Key, nil)); err != nil {
+			return err
+		}
+		return g.lease(ctx, c, r.Lease)
 	case *pb.DeleteRangeRequest:
 		return errors.Join(g.keys(c, r.Key, r.RangeEnd, true), g.before(c, r.PrevKv, r.Key, r.RangeEnd))
 	case *pb.TxnRequest:
@@ -162,7 +176,11 @@ func (g *gate) authorise(ctx context.Context, c Caller, req any) error {
 	case *pb.LeaseRevokeRequest:
 		return g.lease(ctx, c, r.ID)
 	case *pb.LeaseKeepAliveRequest:
-		return g.lease(ctx, c, r.ID)
+		err := g.lease(ctx, c, r.ID)
+		if errors.Is(err, errNoLease) {
+			return nil // the answer is that it has ended
+		}
+		return err
 	case *pb.StatusRequest, *pb.MemberListRequest:
 		return nil
 	}
@@ -243,8 +261,12 @@ func (g *gate) keys(c Caller, key, end []byte, write bool) error {
 
 func shortKey(k []byte) string { return fmt.Sprintf("%.64q", k) }
 
+// errNoLease is etcd's answer where there is no such lease.
+var errNoLease = rpctypes.ErrGRPCLeaseNotFound
+
 // lease authorises the use of a lease: every key that ends with it is one that the caller may write. Otherwise a member
-// could end the term of the manager, or keep that of a dead one.
+// could end the term of the manager, or keep that of a dead one. Where the keys cannot be found out, the call is
+// refused as one to try again: the caller chooses its deadline, and may choose one before which there is no answer.
 func (g *gate) lease(ctx context.Context, c Caller, id int64) error {
 	if id == 0 {
 		return nil
@@ -253,8 +275,11 @@ func (g *gate) lease(ctx context.Context, c Caller, id int64) error {
 		return errors.New("there is no such lease")
 	}
 	l, err := g.etcd.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
-	if err != nil {
-		return nil // it has ended, or its use returns why not
+	switch {
+	case errors.Is(err, leases.ErrLeaseNotFound):
+		return errNoLease
+	case err != nil:
+		return status.Errorf(codes.Unavailable, "it cannot be found out which keys the lease has: %v", err)
 	}
 	for _, k := range l.Keys {
 		if err := g.keys(c, k, nil, true); err != nil {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+)
+
+// raw connects etcd's own client, with the certificate of the member m1, to one member.
+func (f *fabric) raw(ca *authority, name string) *clientv3.Client {
+	f.Helper()
+	raw, err := clientv3.New(clientv3.Config{Endpoints: []string{f.configs[name].Advertise}, Logger: zap.NewNop(),
+		TLS: etcd.Named(ca.client(f.T, "m1", false))})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = raw.Close() })
+	if _, err := raw.Get(f.Context(), "weft/subnet/intent"); err != nil {
+		f.Fatal(err)
+	}
+	return raw
+}
+
+// TestLeaseByDeadline has a member revoke the lease of the manager with deadlines at which the voter cannot find out in
+// time which keys the lease has.
+func TestLeaseByDeadline(t *testing.T) {
+	ca := newAuthority(t)
+	f := newFabric(t)
+	f.security = func(name string) *etcd.Security { return ca.security(t, name) }
+	f.open("a")
+	f.open("b", "a")
+	f.open("c", "a")
+	f.roles("a:voter b:voter c:voter")
+	term, err := store.Campaign(t.Context(), f.members["b"], "subnet-manager", store.Leader{Name: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leader, err := f.members["b"].Get(t.Context(), term.Fence().Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raws := []*clientv3.Client{f.raw(ca, "a"), f.raw(ca, "b"), f.raw(ca, "c")}
+	for n := range 3 {
+		for d := 300 * time.Microsecond; d < 12*time.Millisecond; d += 300 * time.Microsecond {
+			for _, raw := range raws {
+				ctx, stop := context.WithTimeout(t.Context(), d)
+				_, err := raw.Revoke(ctx, clientv3.LeaseID(leader.Lease))
+				stop()
+				if err == nil {
+					t.Fatalf("round %d: revoked within %v", n, d)
+				}
+			}
+		}
+		select {
+		case <-term.Lost():
+			t.Fatalf("round %d: a member without a role ended the term of the manager", n)
+		default:
+		}
+	}
+	f.expect("b", term.Fence().Key, string(leader.Value))
+
+	// A lease of its own serves it.
+	l, err := raws[1].Grant(t.Context(), 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := raws[2].KeepAliveOnce(t.Context(), l.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := raws[0].Revoke(t.Context(), l.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := raws[0].Revoke(t.Context(), l.ID); err == nil {
+		t.Error("a lease is revoked twice")
+	}
+}
