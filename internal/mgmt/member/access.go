@@ -49,7 +49,7 @@ type rule struct {
 // the store, and so read all of it; what must not be read by them is sealed.
 var rules = []rule{
 	{tree: treeMKeys, read: Voter | Manager, write: Manager},
-	{tree: TreeToken, read: Voter | Manager | Administrator, write: Voter | Administrator},
+	{tree: TreeToken, read: Voter | Administrator, write: Voter | Administrator},
 	{tree: TreeSealed, read: Voter, write: Voter},
 	{tree: KeyFabric, write: Voter},
 	{tree: KeyChange, write: Voter | Administrator},

@@ -483,6 +483,7 @@ func TestMayAccess(t *testing.T) {
 		{0, TreeRecord + "/" + own, "", true, false},
 		{Voter, TreeRecord + "/" + own, "", true, true},
 		{0, TreeToken + "/", TreeToken + "0", false, false},
+		{Manager, TreeToken + "/aaaaaaaa", "", false, false},
 		{Administrator, TreeToken + "/aaaaaaaa", "", true, true},
 		{Manager, TreeSealed + "/1/" + own, "", false, false},
 		{Voter, TreeSealed + "/1/" + own, "", true, true},

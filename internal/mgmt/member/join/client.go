@@ -103,6 +103,11 @@ func (c *Client) joinAt(ctx context.Context, address string, token member.Secret
 			"the host at "+address+" has a certificate of the fabric and no proof that it "+
 				"has the token: it may be a removed member", "weft join HOST, with the address of another member")
 	}
+	// With the secret, a member of other roles would join hosts of its own.
+	if x, err := member.ClaimsOf(state.PeerCertificates[0]); err != nil || !x.Roles.Has(member.Voter) {
+		return nil, nil, problem.New(cannotJoin, "the host at "+address+" takes a token and has not the role voter",
+			"weft join HOST, with the address of a voter: weft member list, on a member")
+	}
 	q.Protocol, q.Token, q.Secret, q.Pin = member.Protocol, token.ID, token.Key(), token.Pin[:]
 	q.Seal = id.Seal.PublicKey().Bytes()
 	if q.CSR, err = id.Request(q.Name); err != nil {

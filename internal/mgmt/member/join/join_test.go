@@ -24,6 +24,7 @@ import (
 	"weft/internal/mgmt/member/registry"
 	"weft/internal/mgmt/store"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 )
 
 func TestMain(m *testing.M) {
@@ -594,4 +595,51 @@ type fixed struct {
 
 func (f fixed) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: f.status, Status: "x", Body: io.NopCloser(bytes.NewReader(f.body))}, nil
+}
+
+// keeper keeps the requests that it is given.
+type keeper struct {
+	Backend
+	hash member.Key
+	got  []*member.Request
+}
+
+func (k *keeper) TokenHash(context.Context, string) (member.Key, error) { return k.hash, nil }
+
+func (k *keeper) Join(_ context.Context, q *member.Request, _ int, _ string) (*registry.Answer, error) {
+	k.got = append(k.got, q)
+	return nil, problem.New("cannot join the fabric", "not now", "weft join again")
+}
+
+// TestSecretForVoters: a member that is no voter never gets the secret of a token, though it proves to have its hash.
+func TestSecretForVoters(t *testing.T) {
+	a, s := fabric(t)
+	made, _, err := a.CreateToken(t.Context(), registry.TokenSpec{Roles: member.Manager, Uses: 1, By: "root at a1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newJoiner(t, 7, "m1")
+	got, fault := m.join(t, a.address, made)
+	if fault != "" {
+		t.Fatal(fault)
+	}
+	token := a.token(1)
+	manager := newSite(t, s, 7)
+	manager.id, manager.cert = m.id, got.Certificate
+	k := &keeper{hash: token.Hash()}
+	manager.serve(func(c *ServerConfig) { c.Backend = k })
+	_, fault = newJoiner(t, 8, "b1").join(t, manager.address, token)
+	if !strings.Contains(fault, "has not the role voter") {
+		t.Error(fault)
+	}
+	if len(k.got) != 0 {
+		t.Error("a manager has the secret of a token for voters")
+	}
+	voter := newSite(t, s, 1)
+	voter.id, voter.cert = a.id, a.cert
+	voter.serve(func(c *ServerConfig) { c.Backend = k })
+	if _, fault = newJoiner(t, 8, "b1").join(t, voter.address, token); !strings.Contains(fault, "not now") ||
+		len(k.got) != 1 {
+		t.Errorf("a voter has %d secrets, %s", len(k.got), fault)
+	}
 }
