@@ -195,6 +195,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 				return etcd.Caller{}, err
 			}
 			return etcd.Caller{Name: member.GUIDKey(claims.GUID), Voter: claims.Roles.Has(member.Voter),
+				Own: func(key string) int { return member.OwnLimit(claims, key) },
 				Access: func(key, end string, write bool) error {
 					if p := member.MayAccess(claims, key, end, write); p != nil {
 						return p

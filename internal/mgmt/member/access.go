@@ -39,11 +39,20 @@ func GUIDKey(g ib.GUID) string { return fmt.Sprintf("%016x", uint64(g)) }
 // rule grants access to a key or a tree.
 type rule struct {
 	tree string
-	read Role // any of these reads; 0 with own false: every member
-	own  bool // the member writes its own key below the tree
+	read Role // any of these reads; 0: every member
 	// write: any of these roles writes
 	write Role
+	// own is the most octets of the one key below the tree that a member of any role writes, its GUID and then below; 0:
+	// there is none. The keys are fixed and their sizes bounded, so that no member can fill the store.
+	own   int
+	below string
 }
+
+// Bounds of what a member writes of its own, in octets.
+const (
+	maxFunctions = 256 << 10 // a switch has 254 ports at most
+	maxPresence  = 4 << 10
+)
 
 // rules are in order: the first whose tree is or contains the key counts. A key without a rule is refused. Voters hold
 // the store, and so read all of it; what must not be read by them is sealed.
@@ -54,17 +63,32 @@ var rules = []rule{
 	{tree: KeyFabric, write: Voter},
 	{tree: KeyChange, write: Voter | Administrator},
 	{tree: TreeFabric, write: Voter},
-	{tree: TreeReport, own: true, write: Voter},
+	{tree: TreeReport, own: MaxRecord, write: Voter},
 	{tree: TreeRecord, write: Voter},
 	{tree: TreeName, write: Voter},
 	{tree: TreeGone, write: Voter},
 	{tree: "subnet", write: Manager},
 	{tree: "election", write: Manager},
-	{tree: TreeStoreMember, own: true, write: Voter},
-	{tree: TreeStorePresent, own: true, write: Voter},
+	{tree: TreeStoreMember, own: maxPresence, write: Voter},
+	{tree: TreeStorePresent, own: maxPresence, write: Voter},
 	{tree: "store", write: Voter},
-	{tree: "node", own: true},
+	{tree: "node", own: maxFunctions, below: "/functions"},
 	{tree: treeHistory, read: Voter | Manager | Administrator, write: Manager},
+}
+
+// isOwn reports whether a key is the one that a member of any role writes.
+func (r *rule) isOwn(c Claims, key string) bool {
+	return r.own > 0 && key == r.tree+"/"+GUIDKey(c.GUID)+r.below
+}
+
+// OwnLimit is how many octets a member may write to a key that it writes as its own; 0: the key is none of those.
+func OwnLimit(c Claims, key string) int {
+	for i := range rules {
+		if rules[i].isOwn(c, key) {
+			return rules[i].own
+		}
+	}
+	return 0
 }
 
 // MayAccess decides whether a member may read or write the keys of the store from key to end. end empty is the one
@@ -86,7 +110,7 @@ func MayAccess(c Claims, key, end string, write bool) *problem.Error {
 		if n < i && (end == "" || !overlaps(r.tree, key, end)) {
 			continue
 		}
-		if r.own && within(r.tree+"/"+GUIDKey(c.GUID), key, end) {
+		if write && end == "" && r.isOwn(c, key) {
 			continue
 		}
 		need := r.read

@@ -475,7 +475,12 @@ func TestMayAccess(t *testing.T) {
 		{0, "node/" + own + "/functions", "", true, true},
 		{0, "node/" + other + "/functions", "", true, false},
 		{HostRoles, "node/" + other + "/functions", "", true, false},
-		{0, "node/" + own + "/", "node/" + own + "0", true, true},
+		{0, "node/" + own + "/", "node/" + own + "0", true, false},
+		{0, "node/" + own + "/x", "", true, false}, // one key, so that none can fill the store
+		{0, "node/" + own + "/functions/x", "", true, false},
+		{0, TreeReport + "/" + own + "/x", "", true, false},
+		{0, "store/present/" + own, "", true, true},
+		{0, "store/present/" + own + "/x", "", true, false},
 		{0, "node/", "node0", true, false},
 		{0, TreeReport + "/" + own, "", true, true},
 		{0, TreeReport + "/" + other, "", true, false},

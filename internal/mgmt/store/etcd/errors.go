@@ -72,6 +72,9 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		e.Why = "etcd at " + where + " refuses this node: " + err.Error()
 		e.Fix = "give a certificate or a user (weft up --store-cert-file, --store-user-file) that may use " + c.namespace
+	case status.Code(err) == codes.ResourceExhausted:
+		e.Why = "the members at " + where + " refuse it: " + status.Convert(err).Message()
+		e.Fix = "it is taken in some minutes; if not, weft status and weft doctor, on this host"
 	case status.Code(err) == codes.PermissionDenied:
 		e.Why, e.Fix = "the members at "+where+" refuse it: "+status.Convert(err).Message(), "weft member list; weft status"
 	case errors.Is(err, rpctypes.ErrNoLeader):

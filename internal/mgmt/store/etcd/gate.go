@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -20,6 +21,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"weft/internal/mgmt/store"
 )
 
 // Caller is what a certificate states about a client of the store.
@@ -27,6 +30,9 @@ type Caller struct {
 	Name   string // of the member
 	Voter  bool   // it may hold a replica
 	Access Access // nil: it may read and write everything
+	// Own is how many octets the caller may write to a key, without the namespace, that it writes as its own; 0: the
+	// key is none of those. nil: no key is, and nothing that the caller uses is bounded.
+	Own func(key string) int
 }
 
 // Access decides whether a caller may read or write the keys from key to end; an empty end means the one key, else it
@@ -52,6 +58,7 @@ type gate struct {
 	etcd      *etcdserver.EtcdServer
 	namespace string // with a slash at its end
 	admit     Admit  // nil: every connection may do all that is open
+	use       *quotas
 }
 
 // refusedLinger is how long a connection with a refused certificate stays open.
@@ -107,7 +114,96 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 	if err := ctx.Err(); err != nil { // raft may propose it none the less
 		return nil, status.FromContextError(err).Err()
 	}
-	return next(ctx, req)
+	if c.Own == nil {
+		return next(ctx, req)
+	}
+	if err := g.charge(c, req); err != nil {
+		return nil, err
+	}
+	resp, err := next(ctx, req)
+	if r, ok := req.(*pb.LeaseRevokeRequest); ok && err == nil {
+		g.use.ended(c.Name, r.ID)
+	}
+	return resp, err
+}
+
+// charge counts what a request uses, or refuses it. It chooses the number of a lease.
+func (g *gate) charge(c Caller, req any) error {
+	now := time.Now()
+	switch r := req.(type) {
+	case *pb.LeaseGrantRequest:
+		if time.Duration(r.TTL) > store.MaxTTL/time.Second {
+			return exceeded("a lease lives for %v at most", store.MaxTTL)
+		}
+		if err := g.use.spend(c.Name, 0, now); err != nil {
+			return err
+		}
+		id, err := g.use.lease(c.Name, now, g.leases)
+		r.ID = id
+		return err
+	case *pb.LeaseRevokeRequest:
+		return g.use.spend(c.Name, 0, now)
+	}
+	octets, err := g.written(c, req)
+	if err != nil || octets == 0 {
+		return err
+	}
+	return g.use.spend(c.Name, octets, now)
+}
+
+// written returns how many octets a request writes to keys of the caller's own, its keys among them, or why one is too
+// long.
+func (g *gate) written(c Caller, req any) (octets int, err error) {
+	own := func(key []byte) int { return c.Own(strings.TrimPrefix(string(key), g.namespace)) }
+	switch r := req.(type) {
+	case *pb.PutRequest:
+		most := own(r.Key)
+		if most == 0 {
+			return 0, nil
+		}
+		if len(r.Value) > most {
+			return 0, exceeded("%s has %d octets, and %s writes %d there at most", shortKey(r.Key), len(r.Value), c.Name,
+				most)
+		}
+		return len(r.Key) + len(r.Value), nil
+	case *pb.DeleteRangeRequest:
+		if own(r.Key) == 0 {
+			return 0, nil
+		}
+		return len(r.Key), nil
+	case *pb.TxnRequest:
+		for _, list := range [][]*pb.RequestOp{r.Success, r.Failure} {
+			for _, op := range list {
+				n := 0
+				switch o := op.Request.(type) {
+				case *pb.RequestOp_RequestPut:
+					n, err = g.written(c, o.RequestPut)
+				case *pb.RequestOp_RequestDeleteRange:
+					n, err = g.written(c, o.RequestDeleteRange)
+				case *pb.RequestOp_RequestTxn:
+					n, err = g.written(c, o.RequestTxn)
+				}
+				if err != nil {
+					return 0, err
+				}
+				octets += n
+			}
+		}
+	}
+	return octets, nil
+}
+
+// leases returns the leases that this replica has.
+func (g *gate) leases() (map[int64]bool, error) {
+	r, err := g.etcd.LeaseLeases(context.Background(), &pb.LeaseLeasesRequest{}) // it waits for nothing
+	if err != nil {
+		return nil, err
+	}
+	list := make(map[int64]bool, len(r.Leases))
+	for _, l := range r.Leases {
+		list[l.ID] = true
+	}
+	return list, nil
 }
 
 func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
@@ -115,7 +211,14 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	if err != nil {
 		return err
 	}
-	return next(srv, &guarded{ServerStream: ss, g: g, c: c, method: info.FullMethod})
+	s := &guarded{ServerStream: ss, g: g, c: c, method: info.FullMethod, live: map[int64]bool{}}
+	if c.Own != nil {
+		if err := g.use.stream(c.Name); err != nil {
+			return err
+		}
+		defer func() { g.use.left(c.Name, int(s.watches.Load())) }()
+	}
+	return next(srv, s)
 }
 
 // guarded authorises each message of a stream. A caller that was removed meanwhile loses the stream.
@@ -124,6 +227,9 @@ type guarded struct {
 	g      *gate
 	c      Caller
 	method string
+	// Of a caller with bounds: how many watches there are or are about to be, and their numbers, of SendMsg.
+	watches atomic.Int64
+	live    map[int64]bool
 }
 
 func (s *guarded) RecvMsg(m any) error {
@@ -136,6 +242,12 @@ func (s *guarded) RecvMsg(m any) error {
 	if err := s.g.authorise(s.Context(), s.c, m); err != nil {
 		return refused(err)
 	}
+	if w, ok := m.(*pb.WatchRequest); ok && s.c.Own != nil && w.GetCreateRequest() != nil {
+		if err := s.g.use.watch(s.c.Name); err != nil {
+			return err
+		}
+		s.watches.Add(1)
+	}
 	return nil
 }
 
@@ -143,7 +255,24 @@ func (s *guarded) SendMsg(m any) error {
 	if _, err := s.g.caller(s.Context(), s.method); err != nil {
 		return err
 	}
+	if w, ok := m.(*pb.WatchResponse); ok && s.c.Own != nil {
+		s.count(w)
+	}
 	return s.ServerStream.SendMsg(m)
+}
+
+// count notes the begin or the end of a watch. A watch may be reported to have ended more than once.
+func (s *guarded) count(w *pb.WatchResponse) {
+	switch {
+	case w.Created && !w.Canceled:
+		s.live[w.WatchId] = true
+	case w.Canceled && (w.Created || s.live[w.WatchId]):
+		if !w.Created {
+			delete(s.live, w.WatchId)
+		}
+		s.watches.Add(-1)
+		s.g.use.unwatch(s.c.Name)
+	}
 }
 
 // authorise decides about one request. What it does not know it refuses.

@@ -34,6 +34,9 @@ func (a *authority) member(t *testing.T, name string, votes bool) tls.Certificat
 	return a.issue(t, c)
 }
 
+// ownOctets is how much a member may write to one key.
+const ownOctets = 64 << 10
+
 // admit lets the members m1, m2, … read all but M_Keys and write their own records, all others do everything.
 func admit(c *x509.Certificate) (etcd.Caller, error) {
 	name := c.Subject.CommonName
@@ -43,8 +46,17 @@ func admit(c *x509.Certificate) (etcd.Caller, error) {
 	case name[0] != 'm':
 		return etcd.Caller{Name: name, Voter: true}, nil
 	}
-	return etcd.Caller{Name: name, Access: func(key, end string, write bool) error {
-		own := key == "node/"+name || key == "store/member/"+name || key == "store/present/"+name
+	mine := func(key string) bool {
+		return key == "node/"+name || key == "store/member/"+name || key == "store/present/"+name
+	}
+	limit := func(key string) int {
+		if mine(key) {
+			return ownOctets
+		}
+		return 0
+	}
+	return etcd.Caller{Name: name, Own: limit, Access: func(key, end string, write bool) error {
+		own := mine(key)
 		secret := key <= "subnet/m_key" && (end > "subnet/m_key" || key == "subnet/m_key")
 		if write && (!own || end != "") || !write && secret {
 			return fmt.Errorf("%s may not", name)

@@ -14,11 +14,11 @@ import (
 	"weft/internal/mgmt/store/etcd"
 )
 
-// raw connects etcd's own client, with the certificate of the member m1, to one member.
-func (f *fabric) raw(ca *authority, name string) *clientv3.Client {
+// raw connects etcd's own client, with the certificate of a member, to one that has a replica.
+func (f *fabric) raw(ca *authority, by, name string) *clientv3.Client {
 	f.Helper()
 	raw, err := clientv3.New(clientv3.Config{Endpoints: []string{f.configs[name].Advertise}, Logger: zap.NewNop(),
-		TLS: etcd.Named(ca.client(f.T, "m1", false))})
+		TLS: etcd.Named(ca.client(f.T, by, false))})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestLeaseByDeadline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raws := []*clientv3.Client{f.raw(ca, "a"), f.raw(ca, "b"), f.raw(ca, "c")}
+	raws := []*clientv3.Client{f.raw(ca, "m1", "a"), f.raw(ca, "m1", "b"), f.raw(ca, "m1", "c")}
 	for n := range 3 {
 		for d := 300 * time.Microsecond; d < 12*time.Millisecond; d += 300 * time.Microsecond {
 			for _, raw := range raws {

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -24,11 +23,14 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/config"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3compactor"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/features"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -271,7 +273,7 @@ func (s *Server) newServer() error {
 
 		MaxTxnOps:            128,
 		MaxRequestBytes:      3 << 19,
-		MaxConcurrentStreams: math.MaxUint32,
+		MaxConcurrentStreams: 256, // of one connection; others wait in its client
 
 		WarningApplyDuration:        time.Second,
 		WarningUnaryRequestDuration: time.Second,
@@ -359,7 +361,7 @@ func serverName(f PeerFiles) string {
 func (s *Server) serve(run context.Context) {
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
 	s.front = newFront(s.listener, s.c.TLS, cmp.Or(s.c.counters, &ListenerCounters{}))
-	g := &gate{etcd: s.etcd, namespace: namespace, admit: s.c.Admit}
+	g := &gate{etcd: s.etcd, namespace: namespace, admit: s.c.Admit, use: newQuotas()}
 	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
@@ -411,7 +413,10 @@ func (s *Server) Client() (*Client, error) {
 	if s.clients == nil {
 		return nil, store.Closed()
 	}
-	c, err := newClient(v3client.New(s.etcd), s.c.Namespace, s.c.Timeout)
+	cli := v3client.New(s.etcd)
+	cli.Lease = clientv3.NewLeaseFromLeaseClient(numbered{adapter.LeaseServerToLeaseClient(
+		v3rpc.NewQuotaLeaseServer(s.etcd))}, cli, time.Second)
+	c, err := newClient(cli, s.c.Namespace, s.c.Timeout)
 	if err != nil {
 		return nil, err
 	}
