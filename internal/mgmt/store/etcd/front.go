@@ -5,6 +5,7 @@ package etcd
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"net"
 	"net/netip"
@@ -22,12 +23,14 @@ const (
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 64
 	maxSource        = maxHandshakes / 4
+	// maxMember is how many connections one certificate's key has.
+	maxMember = 64
 )
 
 // ListenerCounters count what arrives at the listener of a store.
 type ListenerCounters struct {
 	Connections  atomic.Uint64 // accepted
-	RefusedConns atomic.Uint64 // closed: too many handshakes of their source were under way
+	RefusedConns atomic.Uint64 // closed: too many handshakes of their source were under way, or connections of a member
 	Handshakes   atomic.Uint64 // that failed: no certificate of a member, or no answer in time
 }
 
@@ -51,11 +54,55 @@ type front struct {
 
 	mu      sync.Mutex
 	sources map[netip.Prefix]int // handshakes that are under way
+	members map[memberKey]int    // connections
+}
+
+// memberKey is the SHA-256 of the SubjectPublicKeyInfo of a member's certificate.
+type memberKey [sha256.Size]byte
+
+// held is a connection with a place among those of its member.
+type held struct {
+	net.Conn
+	once sync.Once
+	give func() // gives the place back; nil: it has none. It is set before others have the connection.
+}
+
+// Close implements net.Conn.
+func (h *held) Close() error {
+	h.once.Do(func() {
+		if h.give != nil {
+			h.give()
+		}
+	})
+	return h.Conn.Close()
+}
+
+// hold gives a connection a place, and reports whether there was one.
+func (f *front) hold(h *held, s tls.ConnectionState) bool {
+	if len(s.PeerCertificates) == 0 {
+		return true // the configuration of TLS allows that
+	}
+	key := memberKey(sha256.Sum256(s.PeerCertificates[0].RawSubjectPublicKeyInfo))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.members[key] >= maxMember {
+		return false
+	}
+	f.members[key]++
+	h.give = func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.members[key]--; f.members[key] == 0 {
+			delete(f.members, key)
+		}
+	}
+	return true
 }
 
 // newFront makes a front that counts in n.
 func newFront(l net.Listener, c *tls.Config, n *ListenerCounters) *front {
-	f := &front{l: l, count: n, slots: make(chan struct{}, maxHandshakes), sources: map[netip.Prefix]int{}}
+	f := &front{l: l, count: n, slots: make(chan struct{}, maxHandshakes), sources: map[netip.Prefix]int{},
+		members: map[memberKey]int{}}
 	if c != nil {
 		f.tls = c.Clone()
 		f.tls.NextProtos = []string{h2, "http/1.1"}
@@ -148,10 +195,16 @@ func (f *front) sort(c net.Conn) {
 	defer stop()
 	to := f.web
 	if f.tls != nil {
-		t := tls.Server(c, f.tls)
+		h := &held{Conn: c}
+		t := tls.Server(h, f.tls)
 		if t.HandshakeContext(ctx) != nil {
 			f.count.Handshakes.Add(1)
 			_ = c.Close() // the other end has the alert
+			return
+		}
+		if !f.hold(h, t.ConnectionState()) {
+			f.count.RefusedConns.Add(1)
+			_ = t.Close()
 			return
 		}
 		if t.ConnectionState().NegotiatedProtocol == h2 {

@@ -50,6 +50,9 @@ const reportPath = "/weft/store"
 // maxReport bounds the octets of a Report.
 const maxReport = 64 << 10
 
+// peerIdle is how long a connection of HTTP/1.1 stays without a request; that of a report is used again within.
+const peerIdle = 90 * time.Second
+
 // peerServer answers the other replicas, and requests for a report.
 func (s *Server) peerServer() *http.Server {
 	peers := etcdhttp.NewPeerHandler(s.etcd.Logger(), s.etcd)
@@ -72,8 +75,8 @@ func (s *Server) peerServer() *http.Server {
 			peers.ServeHTTP(w, r)
 		}
 	})
-	return &http.Server{Handler: mux, ReadHeaderTimeout: handshakeTimeout, MaxHeaderBytes: 16 << 10,
-		ErrorLog: discard}
+	return &http.Server{Handler: mux, ReadHeaderTimeout: handshakeTimeout, IdleTimeout: peerIdle,
+		MaxHeaderBytes: 16 << 10, ErrorLog: discard}
 }
 
 // admitted returns the sender of a request; otherwise the refusal has been sent.
