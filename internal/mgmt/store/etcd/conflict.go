@@ -2,15 +2,21 @@
 
 package etcd
 
-import "weft/internal/mgmt/store"
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft/internal/mgmt/store"
+)
 
 // conflict is the error of a node that met another store of the generation of its own.
 func conflict(why string) error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store", Why: why,
-		Fix: "decide which is the fabric's; on the hosts with the other: weft leave; weft join"}
+		Fix: "decide which is the fabric's, and on a voter of it: weft store restore; the other one is set aside then"}
 }
 
-// separate ends the use of the store since there are two, and with it the terms that callers have; mu is held.
+// separate ends the use of the store since there are two, and with it the terms that callers have; mu is held. What
+// other nodes have of this one's replica ends as well: most managers are of members without one.
 func (m *Member) separate(why string) {
 	err := conflict(why)
 	if m.why != why {
@@ -19,13 +25,29 @@ func (m *Member) separate(why string) {
 	m.why, m.split, m.lead, m.remote = why, true, nil, nil
 	m.because(err)
 	m.use(nil)
+	if m.server != nil {
+		m.server.withhold(err)
+	}
 }
 
 // reunite undoes separate; mu is held.
 func (m *Member) reunite() {
 	if m.split {
-		m.why, m.split = "", false
+		m.why, m.split, m.rivals = "", false, nil
+		if m.server != nil {
+			m.server.withhold(nil)
+		}
 		m.because(nil)
 		m.c.Log.Info("there is one store again")
 	}
+}
+
+// withhold refuses the calls of other nodes with an error, until it is called with nil.
+func (s *Server) withhold(why error) {
+	if why == nil {
+		s.withheld.Store(nil)
+		return
+	}
+	answer := status.Error(codes.Unavailable, why.Error())
+	s.withheld.Store(&answer)
 }

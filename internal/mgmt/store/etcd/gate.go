@@ -59,6 +59,7 @@ type gate struct {
 	namespace string // with a slash at its end
 	admit     Admit  // nil: every connection may do all that is open
 	use       *quotas
+	withheld  *atomic.Pointer[error] // the answer to every call; nil within: they are served
 }
 
 // refusedLinger is how long a connection with a refused certificate stays open.
@@ -82,6 +83,9 @@ func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
 func (g *gate) caller(ctx context.Context, method string) (Caller, error) {
 	if !open[method] {
 		return Caller{}, refused(fmt.Errorf("%s is not for other nodes", method))
+	}
+	if why := g.withheld.Load(); why != nil {
+		return Caller{}, *why
 	}
 	if g.admit == nil {
 		return Caller{}, nil

@@ -42,6 +42,8 @@ type Report struct {
 	CAs      string          `json:"cas,omitempty"` // digest of those by which it verifies other replicas
 	// Removed: the replica in the request is one that left the group.
 	Removed bool `json:"removed"`
+
+	address string // where it was given
 }
 
 // reportPath is where a replica reports; the parameter is the number of the replica that the question is about.

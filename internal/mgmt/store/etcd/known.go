@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 )
@@ -61,10 +62,10 @@ func (f files) adopt() error {
 
 // recall reads what the node kept. What cannot be read is as if it were not there: the files of the replica have its
 // group in them.
-func (m *Member) recall() (k known) {
-	b, err := os.ReadFile(filepath.Join(m.c.Dir, knownFile))
+func (f files) recall(log *slog.Logger) (k known) {
+	b, err := os.ReadFile(f.path(knownFile))
 	if err == nil && json.Unmarshal(b, &k) != nil {
-		m.c.Log.Warn("what this node knew of the store is lost", "file", knownFile)
+		log.Warn("what this node knew of the store is lost", "file", knownFile)
 		return known{}
 	}
 	return k

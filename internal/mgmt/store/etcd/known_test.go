@@ -104,11 +104,9 @@ func TestFilesFromBefore(t *testing.T) {
 	f.roles("a:voter b:learner")
 }
 
-// TestTwoStores: another store of the same generation is found while this one is in use. Terms end, and nothing uses
-// either until one is gone.
-func TestTwoStores(t *testing.T) {
-	f := newFabric(t)
-	var there atomic.Bool
+// otherStore is a member with a store of generation 1, which it has while there is set.
+func otherStore(t *testing.T) (address string, there *atomic.Bool) {
+	there = &atomic.Bool{}
 	other := etcd.Report{Name: "z", ID: 7, Group: voters.Identity{Cluster: 1, Generation: 1}, Applied: 1}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if !there.Load() {
@@ -117,12 +115,20 @@ func TestTwoStores(t *testing.T) {
 		}
 		_ = json.NewEncoder(w).Encode(other)
 	}))
-	defer s.Close()
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://"), there
+}
+
+// TestTwoStores: another store of the same generation is found while this one is in use. Terms end, and nothing uses
+// either until one is gone.
+func TestTwoStores(t *testing.T) {
+	f := newFabric(t)
+	address, there := otherStore(t)
 	f.open("a")
 	f.put("a", "k", "1")
 	f.kill("a")
 	c := f.configs["a"]
-	c.Seeds = []string{strings.TrimPrefix(s.URL, "http://")}
+	c.Seeds = []string{address}
 	f.configs["a"] = c
 	a := f.open("a")
 	f.put("a", "k", "2")
@@ -133,7 +139,7 @@ func TestTwoStores(t *testing.T) {
 	there.Store(true)
 	<-l.Lost()
 	_, err = store.Put(t.Context(), a, "k", []byte("3"))
-	want(t, err, store.ErrUnavailable, "another store of the same generation", "weft leave; weft join")
+	want(t, err, store.ErrUnavailable, "another store of the same generation", "weft store restore")
 	time.Sleep(5 * c.Every)
 	_, err = store.Put(t.Context(), a, "k", []byte("3"))
 	want(t, err, store.ErrUnavailable, "another store of the same generation")
@@ -141,6 +147,75 @@ func TestTwoStores(t *testing.T) {
 	f.put("a", "k", "4")
 	if p := a.Part(); p.Why != "" || p.Role != etcd.RoleVoter {
 		t.Errorf("%+v", p)
+	}
+
+	// Found at a start, neither is used until one is restored: that is of a later generation.
+	f.kill("a")
+	there.Store(true)
+	a = f.open("a")
+	_, err = store.Put(t.Context(), a, "k", []byte("5"))
+	want(t, err, store.ErrUnavailable, "another store of the same generation", "weft store restore")
+	if err := a.Restore(t.Context(), nil, false); err != nil {
+		t.Fatal(err)
+	}
+	f.expect("a", "k", "4")
+	f.put("a", "k", "6")
+	time.Sleep(5 * c.Every)
+	f.expect("a", "k", "6")
+}
+
+// TestClientOfTwoStores: a member without a replica manages the subnet when another store of the same generation is
+// found, by the voter or by itself. Its term ends, and nothing uses either store until one is gone.
+func TestClientOfTwoStores(t *testing.T) {
+	for _, by := range []string{"voter", "client"} {
+		t.Run("found by the "+by, func(t *testing.T) {
+			f := newFabric(t)
+			address, there := otherStore(t)
+			seeds := func(name string, list ...string) {
+				f.prepare(name)
+				c := f.configs[name]
+				c.Seeds, c.Unable = list, name == "d"
+				f.configs[name] = c
+			}
+			f.open("a")
+			f.put("a", "k", "1")
+			a := f.configs["a"].Advertise
+			if by == "voter" {
+				f.kill("a")
+				seeds("a", address)
+				f.open("a")
+				seeds("d", a)
+			} else {
+				seeds("d", a, address)
+			}
+			d := f.open("d")
+			f.put("d", "k", "2")
+			term, err := store.Campaign(t.Context(), d, "subnet-manager", store.Leader{Name: "d"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			there.Store(true)
+			select {
+			case <-term.Lost():
+			case <-time.After(patience):
+				t.Error("the term goes on")
+			}
+			_, err = term.Txn(t.Context(), store.Txn{Do: []store.Op{store.PutOp("subnet/x", nil)}})
+			if err == nil {
+				t.Error("the term writes")
+			}
+			_, err = store.Put(t.Context(), d, "k", []byte("3"))
+			want(t, err, store.ErrUnavailable, "another store of the same generation")
+			if by == "client" { // the voter does not know of it
+				f.expect("a", "k", "2")
+				f.kill("d")
+				f.open("d") // nor is one used at a start
+				_, err = store.Put(t.Context(), f.members["d"], "k", []byte("3"))
+				want(t, err, store.ErrUnavailable, "another store of the same generation")
+			}
+			there.Store(false)
+			f.put("d", "k", "4")
+		})
 	}
 }
 

@@ -240,13 +240,19 @@ const maxAsked = 64
 
 // askAll returns the reports of the members that have a replica and answer, of at most n, 0: of all; mu is held, or
 // nothing runs yet.
-func (m *Member) askAll(ctx context.Context, about uint64, n int) (list []Report) {
-	addresses := m.addresses(n)
+func (m *Member) askAll(ctx context.Context, about uint64, n int) []Report {
+	return collect(ctx, m.addresses(n), about, m.ask)
+}
+
+// collect returns the reports of the members at addresses that answer; about is the replica that the question is about.
+func collect(ctx context.Context, addresses []string, about uint64,
+	ask func(ctx context.Context, address string, about uint64) (Report, error)) (list []Report) {
 	reports := make([]*Report, len(addresses))
 	var all sync.WaitGroup
 	for i, a := range addresses {
 		all.Go(func() {
-			if r, err := m.ask(ctx, a, about); err == nil {
+			if r, err := ask(ctx, a, about); err == nil {
+				r.address = a
 				reports[i] = &r
 			}
 		})
@@ -262,9 +268,5 @@ func (m *Member) askAll(ctx context.Context, about uint64, n int) (list []Report
 
 // resume finds out from at most n others, 0: from all, whether this node's replica is one of the group.
 func (m *Member) resume(ctx context.Context, n int) (voters.Verdict, string) {
-	var answers []voters.Answer
-	for _, r := range m.askAll(ctx, m.known.Replica, n) {
-		answers = append(answers, voters.Answer{From: r.Name, Group: r.Group, Removed: r.Removed})
-	}
-	return voters.Resume(m.known.Roster.Group, answers)
+	return voters.Resume(m.known.Roster.Group, answers(m.askAll(ctx, m.known.Replica, n)))
 }

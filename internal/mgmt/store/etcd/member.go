@@ -11,7 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -138,6 +138,7 @@ type Member struct {
 	// split: another store of the same generation is known. Neither is used until a person decides: with both in use the
 	// subnet would have two managers.
 	split   bool
+	rivals  []string // addresses of the other store, of a client
 	asked   mono.Time
 	turn    int    // which of the members without a known replica is asked next
 	cas     string // what Files.CA was when the replica was started
@@ -165,7 +166,7 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Member{relay: newRelay(), c: c}
+	m := &Member{relay: newRelay(), c: c, turn: rand.IntN(1 << 20)}
 	m.publish()
 	m.poller = m.newPoller()
 	if err := m.begin(ctx); err != nil {
@@ -253,7 +254,7 @@ func (m *Member) begin(ctx context.Context) error {
 		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + m.c.Dir, Why: err.Error(),
 			Fix: "weft up --dir names a place that can be written"}
 	}
-	m.known = m.recall()
+	m.known = files(m.c.Dir).recall(m.c.Log)
 	restored := files(m.c.Dir).restored()
 	if restored {
 		m.c.Log.Warn("the end of the node interrupted a restore: it is completed")
@@ -270,12 +271,13 @@ func (m *Member) begin(ctx context.Context) error {
 			return err
 		}
 		m.known = known{}
+		m.remember() // its group is not one that this member used
 	}
 	if files(m.c.Dir).exist() {
 		verdict, why := m.resume(ctx, 0)
 		switch verdict {
 		case voters.Conflict:
-			return conflict(why)
+			m.separate(why) // the replica starts, for a restore of what it has, and nothing uses it
 		case voters.SetAside:
 			if err := m.setAside(why); err != nil {
 				return err
@@ -284,13 +286,17 @@ func (m *Member) begin(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.unlock()
+	first := !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0
+	if !restored && !first && !files(m.c.Dir).exist() {
+		m.look(ctx)
+	}
 	if restored {
 		if err := m.startRestored(ctx); err != nil {
 			return err
 		}
 		return m.pick()
 	}
-	if files(m.c.Dir).exist() || !m.c.Joins && len(m.c.Seeds) == 0 && len(m.known.Roster.Addresses) == 0 {
+	if files(m.c.Dir).exist() || first {
 		if err := m.startReplica(ctx, nil); err != nil {
 			return err
 		}
@@ -314,6 +320,9 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 		return err
 	}
 	m.server, m.heard = s, m.c.Now()
+	if m.split {
+		s.withhold(conflict(m.why))
+	}
 	m.known.Replica, m.known.Fabric = s.ID(), m.c.Fabric
 	if join == nil { // else the group is that of the roster
 		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}
@@ -551,6 +560,9 @@ func (m *Member) retire(why string) {
 // stepClient starts a replica where the roster has one for this node, and looks for the store where none answers.
 func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 	for _, r := range m.known.Roster.Replicas {
+		if m.split {
+			break
+		}
 		// A voter without files has lost its log. It must not vote with an empty one: the leader replaces it.
 		if r.Name != m.c.Name || !r.Learner || files(m.c.Dir).exist() {
 			continue
@@ -572,24 +584,7 @@ func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 		return
 	}
 	m.asked = now
-	if m.attending.Load() {
-		return
-	}
-	if r := newest(m.askAll(ctx, 0, maxAsked)); r != nil && r.Group.Generation >= m.known.Roster.Group.Generation {
-		m.learn(Roster{Group: r.Group, Replicas: r.Replicas, Addresses: m.known.Roster.Addresses})
-	}
-}
-
-// newest returns the report of the highest generation, and among those of the one that applied the most.
-func newest(reports []Report) (best *Report) {
-	for i := range reports {
-		r := &reports[i]
-		if best == nil || r.Group.Generation > best.Group.Generation ||
-			r.Group.Generation == best.Group.Generation && r.Applied > best.Applied {
-			best = r
-		}
-	}
-	return best
+	m.look(ctx)
 }
 
 // learn takes a roster; mu is held. One of an earlier generation is of a store that was replaced.
@@ -719,36 +714,4 @@ func (m *Member) Close() error {
 	}
 	m.poller.CloseIdleConnections()
 	return nil
-}
-
-// addresses are at most n of the members that may have a replica, but this one; 0: all. Those that have one come first;
-// the others are a different part of them each time.
-func (m *Member) addresses(n int) []string {
-	taken := map[string]bool{m.c.Advertise: true, "": true}
-	var first, rest []string
-	add := func(list *[]string, a string) {
-		if !taken[a] {
-			taken[a] = true
-			*list = append(*list, a)
-		}
-	}
-	for _, r := range m.known.Roster.Replicas {
-		add(&first, host(r.URL))
-	}
-	for _, a := range m.c.Seeds {
-		add(&rest, a)
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.known.Roster.Addresses)) {
-		add(&rest, m.known.Roster.Addresses[name])
-	}
-	if n == 0 || len(first)+len(rest) <= n {
-		return append(first, rest...)
-	}
-	first = first[:min(len(first), n)]
-	m.turn %= len(rest)
-	for range n - len(first) {
-		first = append(first, rest[m.turn])
-		m.turn = (m.turn + 1) % len(rest)
-	}
-	return first
 }

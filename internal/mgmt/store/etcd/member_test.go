@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ import (
 // fabric is some members on this machine.
 type fabric struct {
 	*testing.T
+	dir      string // of the members' directories
 	security func(name string) *etcd.Security
 	members  map[string]*etcd.Member
 	configs  map[string]etcd.MemberConfig
@@ -32,7 +34,7 @@ const hurry = 40
 
 func newFabric(t *testing.T) *fabric {
 	t.Parallel()
-	f := &fabric{T: t, members: map[string]*etcd.Member{}, configs: map[string]etcd.MemberConfig{}}
+	f := &fabric{T: t, dir: quick(t), members: map[string]*etcd.Member{}, configs: map[string]etcd.MemberConfig{}}
 	t.Cleanup(func() {
 		for name := range f.members {
 			f.kill(name)
@@ -58,7 +60,7 @@ func (f *fabric) prepare(name string, seeds ...string) etcd.MemberConfig {
 	if !again {
 		began := time.Now()
 		address := freePort(f)
-		c = etcd.MemberConfig{Dir: quick(f), Name: name, Listen: address, Advertise: address, Timeout: 3 * time.Second,
+		c = etcd.MemberConfig{Dir: filepath.Join(f.dir, name), Name: name, Listen: address, Advertise: address, Timeout: 3 * time.Second,
 			Every: 100 * time.Millisecond, Settings: voters.Settings{ReplaceAfter: 60 * time.Second},
 			Now: func() mono.Time { return mono.Time(time.Hour).Add(hurry * time.Since(began)) }}
 		for _, s := range seeds {

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
@@ -94,7 +95,8 @@ type Server struct {
 	web      *http.Server
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
-	once     sync.Once // of Close
+	once     sync.Once             // of Close
+	withheld atomic.Pointer[error] // the answer to calls of other nodes; nil: they are served
 
 	mu      sync.Mutex
 	clients map[*Client]struct{} // nil once closed
@@ -361,7 +363,7 @@ func serverName(f PeerFiles) string {
 func (s *Server) serve(run context.Context) {
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
 	s.front = newFront(s.listener, s.c.TLS, cmp.Or(s.c.counters, &ListenerCounters{}))
-	g := &gate{etcd: s.etcd, namespace: namespace, admit: s.c.Admit, use: newQuotas()}
+	g := &gate{etcd: s.etcd, withheld: &s.withheld, namespace: namespace, admit: s.c.Admit, use: newQuotas()}
 	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,

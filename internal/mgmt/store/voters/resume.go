@@ -55,3 +55,19 @@ func Resume(own Identity, answers []Answer) (Verdict, string) {
 	}
 	return verdict, why
 }
+
+// Choose decides whether a member without a replica may use the store of the highest generation among its own, which is
+// the one that it last used, and those of the members that it reached: Start, or Conflict where there are two.
+func Choose(own Identity, answers []Answer) (Verdict, string) {
+	best, verdict, why := own, Start, ""
+	for _, a := range answers {
+		switch {
+		case a.Group.Generation > best.Generation:
+			best, verdict, why = a.Group, Start, ""
+		case a.Group.Generation == 0, a.Group.Generation < best.Generation, a.Group.Cluster == best.Cluster:
+		default:
+			verdict, why = Conflict, a.From+" has another store of the same generation"
+		}
+	}
+	return verdict, why
+}

@@ -160,3 +160,33 @@ func TestResume(t *testing.T) {
 		}
 	}
 }
+
+// TestChoose: a client uses the store of the highest generation, and none of two.
+func TestChoose(t *testing.T) {
+	id := func(cluster, generation uint64) voters.Identity { return voters.Identity{cluster, generation} }
+	for name, x := range map[string]struct {
+		own  voters.Identity
+		has  []voters.Identity
+		want voters.Verdict
+	}{
+		"no answer":                  {id(1, 1), nil, voters.Start},
+		"nothing is known":           {voters.Identity{}, []voters.Identity{id(1, 1), id(1, 1)}, voters.Start},
+		"one without a group":        {id(1, 1), []voters.Identity{{}, id(9, 0), id(1, 1)}, voters.Start},
+		"its own":                    {id(1, 2), []voters.Identity{id(1, 2), id(7, 1)}, voters.Start},
+		"a later one":                {id(1, 1), []voters.Identity{id(1, 1), id(2, 2), id(2, 2)}, voters.Start},
+		"another":                    {id(1, 1), []voters.Identity{id(2, 1)}, voters.Conflict},
+		"two at the start":           {voters.Identity{}, []voters.Identity{id(1, 1), id(2, 1)}, voters.Conflict},
+		"two before a later one":     {id(1, 1), []voters.Identity{id(2, 1), id(3, 2)}, voters.Start},
+		"two later ones":             {id(1, 1), []voters.Identity{id(2, 2), id(1, 1), id(3, 2)}, voters.Conflict},
+		"another that is earlier":    {id(1, 3), []voters.Identity{id(2, 2), id(3, 2)}, voters.Start},
+		"one later, then one before": {id(1, 1), []voters.Identity{id(3, 2), id(2, 1)}, voters.Start},
+	} {
+		var list []voters.Answer
+		for _, g := range x.has {
+			list = append(list, voters.Answer{From: "b", Group: g})
+		}
+		if got, why := voters.Choose(x.own, list); got != x.want || (why != "") != (got == voters.Conflict) {
+			t.Errorf("%s: %v, %q", name, got, why)
+		}
+	}
+}
