@@ -89,7 +89,7 @@ func Join(ctx context.Context, s JoinSpec) (*Joined, error) {
 		return nil, err
 	}
 	kept := &home.Membership{Fabric: a.Roster.Fabric, Name: q.Name, GUID: s.GUID, Keys: keys,
-		Certificate: a.Certificate, CAs: a.Roster.CAs}
+		Certificate: a.Certificate, CAs: a.Roster.CAs, Voters: keptVoters(&a.Roster, s.GUID)}
 	if len(s.Addresses) > 0 {
 		kept.Addresses = q.Addresses
 	}

@@ -14,7 +14,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -97,7 +96,8 @@ type Membership struct {
 	work     sync.WaitGroup
 
 	founding  sync.Mutex // held while a fabric is made; taken before mu
-	accepting sync.Mutex // held while a roster becomes the node's; taken before mu
+	accepting sync.Mutex // held while a roster becomes the node's; taken before saving
+	saving    sync.Mutex // held while kept is changed and written; taken before mu
 
 	mu       sync.Mutex // guards what follows; it is held for no call of the store or the network
 	kept     *home.Membership
@@ -127,7 +127,7 @@ func (m *Membership) Open() error {
 	if kept.GUID != m.cfg.GUID {
 		return problem.New("cannot use the identity of the node",
 			fmt.Sprintf("its certificate is of %v, the node is %v: "+
-				"the directory was copied in part", kept.GUID, m.cfg.GUID), "weft leave; weft join again")
+				"the directory was copied in part", kept.GUID, m.cfg.GUID), "weft leave; weft join, with a new token")
 	}
 	roster, err := m.dir.Roster()
 	if err != nil {
@@ -136,34 +136,6 @@ func (m *Membership) Open() error {
 		}
 	}
 	return m.adopt(kept, roster)
-}
-
-// without is the roster of a node that cannot read that on its disk. It has this node alone, and admits no other: one
-// that was removed could not be told from one that joined.
-func (m *Membership) without(kept *home.Membership, why error) (*member.Roster, error) {
-	m.unread = true
-	p := problem.Of("cannot read the roster", why)
-	fix := p.Fix
-	if errors.Is(why, fs.ErrNotExist) {
-		fix = "restore " + m.dir.Path(home.RosterFile) + " from a backup, or weft leave and weft join again"
-	}
-	m.fault("member_roster", problem.New("no other member is admitted until this node reads the store",
-		problem.Text(p.What, p.Why, ""), fix))
-	x, err := x509.ParseCertificate(kept.Certificate)
-	if err != nil {
-		return nil, err
-	}
-	claims, err := member.ClaimsOf(x)
-	if err != nil {
-		return nil, err
-	}
-	r := &member.Roster{Fabric: kept.Fabric, At: m.cfg.Now(), Skew: int64(member.MaxSkew),
-		CAs: slices.Clone(kept.CAs), Members: []member.Record{{GUID: kept.GUID, Name: kept.Name, Key: member.KeyOf(x),
-			Certificate: kept.Certificate, Roles: claims.Roles, State: member.Active}}}
-	for i := range r.CAs {
-		r.CAs[i].State = member.CAFrozen // only certificates in records count
-	}
-	return r, nil
 }
 
 // Alone reports whether the node is the only member of its fabric, as its roster has it. A node that could not read its
@@ -272,7 +244,7 @@ func (m *Membership) live() {
 	r := m.roster.Load()
 	m.follows(r)
 	if _, v, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now()); v == member.RemovedKey { // as it was when the node ended
-		m.fault("member_out", out(p.Why))
+		m.fault("member_out", out(m.Name(), p.Why))
 	}
 	m.work.Go(m.follow)
 	m.work.Go(m.followReports)
@@ -525,14 +497,14 @@ func (m *Membership) take(r *member.Roster) {
 	m.roster.Store(r)
 	m.commands.client.CloseIdleConnections() // each was verified by the roster before
 	m.follows(r)
-	if err := m.dir.SaveRoster(r); err != nil {
+	if err := errors.Join(m.keepVoters(r), m.dir.SaveRoster(r)); err != nil {
 		m.fault("member_disk", problem.Of("cannot keep the roster", err))
 	} else {
 		m.fault("member_disk", nil)
 	}
 	_, _, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now())
 	if p != nil {
-		p = out(p.Why)
+		p = out(m.Name(), p.Why)
 	}
 	m.fault("member_out", p)
 	drains := false

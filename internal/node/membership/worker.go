@@ -75,15 +75,15 @@ func (w *worker) probe(missing error) {
 	a, p := w.fetchElsewhere(ctx, m.roster.Load())
 	switch {
 	case p != nil && !join.Lost(p):
-		m.fault("member_out", out(p.Why))
+		m.fault("member_out", out(m.Name(), p.Why))
 	case a != nil && w.keep(a) == nil:
 		m.fault("member_out", nil)
 	}
 }
 
 // out is the notice of a node that is no member any more.
-func out(why string) *problem.Error {
-	return problem.New("this node is no member any more", why, "weft down; weft leave; weft join, with a new token")
+func out(name, why string) *problem.Error {
+	return problem.New("this node is no member any more", why, "weft down; "+rejoin(name))
 }
 
 // upkeep does what a voter does for all members.
@@ -249,6 +249,17 @@ func (w *worker) keep(a *registry.Answer) error {
 	if err != nil {
 		return err
 	}
+	if err := m.renewed(x, a); err != nil {
+		return err
+	}
+	m.acceptNewer(&a.Roster)
+	return nil
+}
+
+// renewed makes a certificate with its claims the node's.
+func (m *Membership) renewed(x member.Claims, a *registry.Answer) error {
+	m.saving.Lock()
+	defer m.saving.Unlock()
 	m.mu.Lock()
 	kept := *m.kept
 	m.mu.Unlock()
@@ -259,11 +270,7 @@ func (w *worker) keep(a *registry.Answer) error {
 	if err := m.dir.Save(&kept); err != nil {
 		return err
 	}
-	if err := m.carry(&kept, a.Roster.CAs); err != nil {
-		return err
-	}
-	m.acceptNewer(&a.Roster)
-	return nil
+	return m.carry(&kept, a.Roster.CAs)
 }
 
 // report writes what this node reports about itself, where it has changed. It returns why the store cannot be used.

@@ -58,6 +58,8 @@ type Membership struct {
 	// Addresses are HOST:PORT at which other members reach the node, as weft join --address named them; none: those of
 	// its interfaces, as they are at a time.
 	Addresses []string `json:"addresses,omitempty"`
+	// Voters are records of some voters, by which a node that cannot read its roster finds the fabric again.
+	Voters []member.Record `json:"voters,omitempty"`
 }
 
 // Identity decodes the private keys.
@@ -282,7 +284,7 @@ func (d Dir) readFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !i.Mode().IsRegular() {
-		return nil, problem.New(cannotUse, path+" is not a file", "weft leave; weft join again")
+		return nil, problem.New(cannotUse, path+" is not a file", "weft member remove --force NAME, on a member; weft leave; weft join")
 	}
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit {
@@ -310,7 +312,7 @@ func (d Dir) private(path string) error {
 func exposed(path string, i fs.FileInfo) error {
 	if i.Mode().Perm()&0o077 != 0 {
 		return problem.New(cannotUse, fmt.Sprintf("other users may read %s (mode %04o), and may have its keys", path,
-			i.Mode().Perm()), "weft member remove NAME on a member; weft leave and weft join here")
+			i.Mode().Perm()), "weft member remove --force NAME, on a member; weft leave and weft join here")
 	}
 	if s, ok := i.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
 		return problem.New(cannotUse, fmt.Sprintf("%s belongs to uid %d, the node runs as uid %d", path, s.Uid,
@@ -321,7 +323,8 @@ func exposed(path string, i fs.FileInfo) error {
 
 func (d Dir) damaged(name string, err error) error {
 	return &problem.Error{What: cannotUse, Why: filepath.Join(d.path, name) + " is damaged: " + err.Error(),
-		Fix: "restore it from a backup, or weft leave and weft join again", Err: err}
+		Fix: "restore it from a backup, or weft member remove --force NAME, on a member; weft leave; weft join, with a " +
+			"new token", Err: err}
 }
 
 // failed adds what people need to an error of the disk. fs.ErrNotExist stays what it is.
