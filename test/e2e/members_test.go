@@ -131,7 +131,7 @@ func TestMembers(t *testing.T) {
 	r.eventually("host1", "weft status", "health nothing is degraded ...")
 	r.eventually("host2", "weft status", "health nothing is degraded ...")
 	r.must("host3", "weft down && weft up --detach", "weft: ready: ...")
-	r.eventually("host3", "weft status", "... member_out: ... fix: weft down; weft leave; weft join, with a new token")
+	r.eventually("host3", "weft status", "... member_out: ... fix: weft down; ... weft leave; weft join, with a new token")
 	r.must("host1", "weft trunk | grep -c ' up '", "1")
 	r.must("host1", "weft token", "weft join 10.0.0.1 --token ...")
 	r.must("host3", "weft down && weft leave")

@@ -413,7 +413,8 @@ func leaveCommand(a *app) *cobra.Command {
 		Use:   "leave",
 		Short: "forget the fabric: remove this host's keys; its node does not run",
 		Long: `Remove the keys and the certificate of this host. It is in no fabric then. On a
-member, "weft member remove" takes it out of the records; do that first.`,
+member, "weft member remove" takes it out of the records; do that first: while
+they have it, this host cannot join again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.loadConfig(nodeFlags(config.TrunkPort), "")

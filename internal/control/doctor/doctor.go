@@ -204,6 +204,11 @@ func (h *Host) clock(l *list) {
 	l.add(api.LevelOK, "clock", "", "%s", h.Now.UTC().Format("2006-01-02 15:04:05 UTC"))
 }
 
+// again is what a person does where a member has to join again: its record would refuse it.
+func again(name string) string {
+	return "weft member remove --force " + name + ", on a member that lists it; weft leave; weft join, with a new token"
+}
+
 // certificate checks the membership, if there is one.
 func (h *Host) certificate(l *list) {
 	const check = "membership"
@@ -218,7 +223,7 @@ func (h *Host) certificate(l *list) {
 	case err != nil:
 		text, fix, _ := strings.Cut(err.Error(), ". fix: ")
 		if fix == "" {
-			fix = "weft leave, then weft join again"
+			fix = "weft member remove --force NAME, on a member; weft leave; weft join, with a new token"
 		}
 		l.add(api.LevelFail, check, fix, "%s", text)
 		return
@@ -226,9 +231,9 @@ func (h *Host) certificate(l *list) {
 	begins, ends, err := validity(m.Certificate)
 	switch {
 	case err != nil:
-		l.add(api.LevelFail, check, "weft leave, then weft join again", "the certificate of %s: %v", m.Name, err)
+		l.add(api.LevelFail, check, again(m.Name), "the certificate of %s: %v", m.Name, err)
 	case h.Now.After(ends):
-		l.add(api.LevelFail, check, "weft leave, then weft join again; the clock: date",
+		l.add(api.LevelFail, check, again(m.Name)+"; the clock: date",
 			"the certificate of %s ended at %s", m.Name, ends.UTC().Format(time.RFC3339))
 	case h.Now.Before(begins):
 		l.add(api.LevelFail, check, "set the clock: timedatectl",

@@ -263,9 +263,8 @@ func (c *checker) copies() *problem.Error {
 	if m := all.byGUID(r.GUID); m != nil {
 		return refuse(fmt.Sprintf("the member %s has the identity %v of this host: the node's directory was "+
 			"copied, or "+
-			"this host lost its keys", m.Name, r.GUID), fmt.Sprintf("remove the file identity here if it was "+
-			"copied; "+
-			"else weft member remove %s, on a member", m.Name))
+			"this host left the fabric, or lost its keys", m.Name, r.GUID), fmt.Sprintf("remove the file identity here "+
+			"if it was copied; else weft member remove --force %s, weft token, on a member", m.Name))
 	}
 	if m := all.ByName(r.Name); m != nil {
 		return refuse(fmt.Sprintf("the fabric has a member %s with the identity %v", m.Name, m.GUID),

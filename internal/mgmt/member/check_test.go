@@ -160,8 +160,8 @@ var refusals = []struct {
 	}, "this host is the member a1 already. fix: weft member rename a1 b9"},
 	{"copied identity", func(_ *bench, r *Request, _ *Situation) { r.GUID = guid(2) },
 		"the member a2 has the identity 0200:0000:0002:0000 of this host: the node's directory was copied, or " +
-			"this host lost its keys. fix: remove the file identity here if it was copied; else weft " +
-			"member remove a2, on a member"},
+			"this host left the fabric, or lost its keys. fix: remove the file identity here if it was copied; else weft " +
+			"member remove --force a2, weft token, on a member"},
 	{"duplicate name", func(b *bench, r *Request, _ *Situation) {
 		r.Name = "a2"
 		r.CSR, _ = b.identity().Request("a2")

@@ -135,12 +135,12 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 	for i := range r.Removed {
 		if g := &r.Removed[i]; g.Key == key {
 			return refuse(RemovedKey, fmt.Sprintf("%s was removed %s by %s", g.Name, stamp(g.At), printable(g.By)),
-				"weft token here; weft join, there")
+				"weft token here; weft leave; weft join, there")
 		}
 	}
 	ca := r.signerOf(c)
 	if ca == nil {
-		return refuse(BadChain, "no CA of the fabric signed the certificate of "+x.Name, "weft token; weft join, there")
+		return refuse(BadChain, "no CA of the fabric signed the certificate of "+x.Name, rejoin(x.Name))
 	}
 	skew := time.Duration(r.Skew)
 	switch {
@@ -149,7 +149,7 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 			stamp(c.NotBefore), stamp(now)), "set the clocks of both hosts")
 	case now.Add(-skew).After(c.NotAfter):
 		return refuse(Expired, fmt.Sprintf("that of %s ended %s, and here it is %s", x.Name, stamp(c.NotAfter),
-			stamp(now)), "weft token here; weft join, there")
+			stamp(now)), rejoin(x.Name))
 	}
 	m := r.byKey(key)
 	if m == nil {
@@ -161,11 +161,17 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 	}
 	if ca.State == CAFrozen && string(m.Certificate) != string(c.Raw) {
 		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed it, and it is not the certificate of %s in "+
-			"the records", m.Name), "weft token here; weft join, there")
+			"the records", m.Name), rejoin(m.Name))
 	}
 	x.Name = m.Name
 	x.Roles &= m.Roles
 	return x, Admitted, nil
+}
+
+// rejoin is what a person does where a member has to join again: its record would refuse it, and its removal ends the
+// tokens that there are.
+func rejoin(name string) string {
+	return "weft member remove --force " + name + " here, if it is listed; weft token here; weft leave; weft join, there"
 }
 
 // admitUnknown decides about a valid certificate without a record.
@@ -173,15 +179,15 @@ func (r *Roster) admitUnknown(c *x509.Certificate, x Claims, ca *CA,
 	refuse func(Verdict, string, string) (Claims, Verdict, *problem.Error)) (Claims, Verdict, *problem.Error) {
 	if m := r.byGUID(x.GUID); m != nil {
 		return refuse(OtherKey, fmt.Sprintf("%s has joined with another key since, or its identity was copied", m.Name),
-			"weft join, there")
+			rejoin(m.Name))
 	}
 	switch {
 	case ca.State == CAFrozen:
 		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed that of %s, and no record has it", x.Name),
-			"weft token here; weft join, there")
+			rejoin(x.Name))
 	case !c.NotBefore.Add(backdate).After(r.At.Add(-time.Duration(r.Skew))):
 		return refuse(Unlisted, fmt.Sprintf("no record has that of %s, and it is older than the records of %s", x.Name,
-			stamp(r.At)), "weft token here; weft join, there")
+			stamp(r.At)), rejoin(x.Name))
 	}
 	return x, Provisional, nil
 }
