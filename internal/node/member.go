@@ -185,6 +185,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 		Client:  storeClient(self),
 		Files:   etcd.PeerFiles{Cert: dir.Path(home.CertFile), Key: dir.Path(home.KeyFile), CA: dir.Path(home.CAFile)},
 		Settled: n.settled,
+		Known:   n.member.Knows,
 		Able:    n.mayHoldStore,
 		Retain: func(next, own *etcd.Backup) error {
 			return retain(next, own, n.member.Roster(), time.Now())

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"weft/internal/proto/ib"
@@ -229,6 +230,20 @@ func (r *Roster) ByName(name string) *Record {
 		}
 	}
 	return nil
+}
+
+// Hosts are the IP addresses in the addresses of the members; those of DNS names are not among them.
+func (r *Roster) Hosts() map[netip.Addr]bool {
+	hosts := map[netip.Addr]bool{}
+	for i := range r.Members {
+		for _, a := range append(r.Members[i].Addresses[:len(r.Members[i].Addresses):len(r.Members[i].Addresses)],
+			r.Members[i].Store) {
+			if at, err := netip.ParseAddrPort(a); err == nil {
+				hosts[at.Addr().Unmap().WithZone("")] = true
+			}
+		}
+	}
+	return hosts
 }
 
 // Stores lists the addresses at which members serve the store.

@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -88,6 +89,7 @@ type Membership struct {
 
 	cert     atomic.Pointer[tls.Certificate] // nil: the node is in no fabric
 	roster   atomic.Pointer[member.Roster]
+	hosts    atomic.Pointer[hosts]
 	commands *Commands
 	poke     chan struct{} // the work has something to do now
 	due      atomic.Bool   // members or reports changed since a voter looked at all of them
@@ -185,6 +187,25 @@ func (m *Membership) Certificate() (*tls.Certificate, error) {
 // Roster returns the members of the fabric, nil where the node is in none. It is immutable.
 func (m *Membership) Roster() *member.Roster { return m.roster.Load() }
 
+// hosts are the addresses of the members of a roster.
+type hosts struct {
+	roster *member.Roster
+	known  map[netip.Addr]bool
+}
+
+// Knows reports whether an address, without a zone, is one of a member's.
+func (m *Membership) Knows(a netip.Addr) bool {
+	r, h := m.roster.Load(), m.hosts.Load()
+	if r == nil {
+		return false
+	}
+	if h == nil || h.roster != r {
+		h = &hosts{r, r.Hosts()}
+		m.hosts.Store(h)
+	}
+	return h.known[a]
+}
+
 // Name is the node's name in the fabric, empty where it is in none.
 func (m *Membership) Name() string {
 	m.mu.Lock()
@@ -272,7 +293,7 @@ func (m *Membership) listen() *problem.Error {
 			Fix: "weft up --trunk-port, with a TCP port that is free as well"}
 	}
 	server := join.NewServer(join.ServerConfig{Backend: backend{m}, Certificate: m.Certificate, Elsewhere: m.elsewhere,
-		MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log, Commands: m.commands})
+		Known: m.Knows, MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log, Commands: m.commands})
 	m.mu.Lock()
 	m.server = server
 	m.mu.Unlock()

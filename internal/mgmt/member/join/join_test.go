@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -553,12 +554,44 @@ func TestFlood(t *testing.T) {
 		a.server.mu.Lock()
 		open := a.server.open
 		a.server.mu.Unlock()
-		if open == 0 {
+		if open == [2]int{} {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d silent connections stay", open)
+			t.Fatalf("%v silent connections stay", open)
 		}
+	}
+}
+
+// TestFloodOfSources: connections from many addresses that are no member's, more than there is room for and faster than
+// they are taken, keep no member from its answer.
+func TestFloodOfSources(t *testing.T) {
+	a, s := fabric(t)
+	own := netip.MustParseAddr("127.0.0.99")
+	full := newSite(t, s, 1)
+	full.id, full.cert = a.id, a.cert
+	full.serve(func(c *ServerConfig) {
+		c.Backend, c.Known = a, func(x netip.Addr) bool { return x == own }
+	})
+	dial := func(ip string) *net.Dialer { return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}} }
+	for i := range 20 {
+		for range 20 {
+			c, err := dial(fmt.Sprintf("127.0.0.%d", 10+i)).DialContext(t.Context(), "tcp", full.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+	}
+	j := newJoiner(t, 2, "b1")
+	j.Dial = dial("127.0.0.9").DialContext
+	if _, fault := j.join(t, full.address, a.token(1)); fault == "" {
+		t.Error("there is room for strangers")
+	}
+	j = newJoiner(t, 3, "c1")
+	j.Dial = dial(own.String()).DialContext
+	if _, fault := j.join(t, full.address, a.token(1)); fault != "" {
+		t.Error(fault)
 	}
 }
 

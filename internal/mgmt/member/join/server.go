@@ -28,6 +28,7 @@ const (
 	MaxBody      = 64 << 10
 	MaxAnswer    = 32 << 20
 	maxConns     = 64
+	maxStrangers = maxConns / 4 * 3 // of sources that are no member's address
 	maxOfSource  = 8
 	helloTime    = 3 * time.Second  // of the TLS handshake, and of the headers of a request
 	exchangeTime = 20 * time.Second // of a request and its answer
@@ -67,6 +68,8 @@ type ServerConfig struct {
 	Certificate func() (*tls.Certificate, error)
 	// Elsewhere are the addresses of voters where this member has no key of the CA; nil: it decides itself.
 	Elsewhere func() []string
+	// Known reports whether an address is one of a member's: what others do does not bound its connections; nil: none.
+	Known func(netip.Addr) bool
 	// MTU is that of the path to the other end of a connection, 0 if unknown.
 	MTU func(net.Conn) int
 	Now func() time.Time // wall clock
@@ -95,10 +98,18 @@ type Server struct {
 	http  http.Server
 	Count Counters
 
-	mu    sync.Mutex // guards what follows; it is held for no I/O
-	limit member.Limiter
+	mu    sync.Mutex        // guards what follows; it is held for no I/O
+	limit [2]member.Limiter // of strangers, of members
 	conns map[netip.Addr]int
-	open  int
+	open  [2]int // in the same order
+}
+
+// class is the index of a source in the bounds: 1 for an address of a member.
+func (s *Server) class(from netip.Addr) int {
+	if s.cfg.Known != nil && s.cfg.Known(from) {
+		return 1
+	}
+	return 0
 }
 
 // NewServer returns a server; Serve runs it.
@@ -167,8 +178,9 @@ func (b *bounded) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		from := addrOf(c.RemoteAddr())
-		if b.s.take(from) {
-			return &counted{Conn: c, free: sync.OnceFunc(func() { b.s.free(from) })}, nil
+		class := b.s.class(from)
+		if b.s.take(from, class) {
+			return &counted{Conn: c, free: sync.OnceFunc(func() { b.s.free(from, class) })}, nil
 		}
 		c.Close()
 	}
@@ -195,27 +207,27 @@ func addrOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-func (s *Server) take(from netip.Addr) bool {
+func (s *Server) take(from netip.Addr, class int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.open >= maxConns || s.conns[from] >= maxOfSource:
+	case s.open[0]+s.open[1] >= maxConns || class == 0 && s.open[0] >= maxStrangers || s.conns[from] >= maxOfSource:
 		s.Count.RefusedConns.Add(1)
 		return false
-	case !s.limit.Allow(from, s.cfg.Now()):
+	case !s.limit[class].Allow(from, s.cfg.Now()):
 		s.Count.RefusedRate.Add(1)
 		return false
 	}
-	s.open++
+	s.open[class]++
 	s.conns[from]++
 	s.Count.Connections.Add(1)
 	return true
 }
 
-func (s *Server) free(from netip.Addr) {
+func (s *Server) free(from netip.Addr, class int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open--
+	s.open[class]--
 	if s.conns[from]--; s.conns[from] == 0 {
 		delete(s.conns, from)
 	}

@@ -18,11 +18,13 @@ import (
 
 // Bounds of the listener. A connection that does not finish its handshake in time is closed; while maxHandshakes are
 // under way, the next connection waits in the kernel's queue. A source, an IPv4 address or an IPv6 /64, has at most
-// maxSource of them: what it opens beyond is closed at once, so that it alone cannot keep others waiting.
+// maxSource of them, and all that are no address of a member have maxStrangers: what they open beyond is closed at once,
+// so that neither one of them nor many keep members waiting.
 const (
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 64
 	maxSource        = maxHandshakes / 4
+	maxStrangers     = maxHandshakes / 4 * 3
 	// maxMember is how many connections one certificate's key has.
 	maxMember = 64
 )
@@ -46,6 +48,7 @@ type front struct {
 	l        net.Listener
 	tls      *tls.Config // nil: none
 	count    *ListenerCounters
+	known    func(netip.Addr) bool // addresses of members; nil: none
 	rpc, web *half
 	slots    chan struct{}
 	work     sync.WaitGroup
@@ -54,6 +57,7 @@ type front struct {
 
 	mu      sync.Mutex
 	sources map[netip.Prefix]int // handshakes that are under way
+	strange int                  // of them those of no member's address
 	members map[memberKey]int    // connections
 }
 
@@ -99,9 +103,9 @@ func (f *front) hold(h *held, s tls.ConnectionState) bool {
 	return true
 }
 
-// newFront makes a front that counts in n.
-func newFront(l net.Listener, c *tls.Config, n *ListenerCounters) *front {
-	f := &front{l: l, count: n, slots: make(chan struct{}, maxHandshakes), sources: map[netip.Prefix]int{},
+// newFront makes a front that counts in n. known may be nil.
+func newFront(l net.Listener, c *tls.Config, known func(netip.Addr) bool, n *ListenerCounters) *front {
+	f := &front{l: l, count: n, known: known, slots: make(chan struct{}, maxHandshakes), sources: map[netip.Prefix]int{},
 		members: map[memberKey]int{}}
 	if c != nil {
 		f.tls = c.Clone()
@@ -140,18 +144,24 @@ func (f *front) serve() error {
 			}
 		}
 		f.count.Connections.Add(1)
-		from := sourceOf(c.RemoteAddr())
-		if !f.enter(from) {
+		from, strange := sourceOf(c.RemoteAddr()), !f.knows(c.RemoteAddr())
+		if !f.enter(from, strange) {
 			f.count.RefusedConns.Add(1)
 			_ = c.Close()
 			<-f.slots
 			continue
 		}
 		f.work.Go(func() {
-			defer func() { f.leave(from); <-f.slots }()
+			defer func() { f.leave(from, strange); <-f.slots }()
 			f.sort(c)
 		})
 	}
+}
+
+// knows reports whether an address is one of a member's.
+func (f *front) knows(a net.Addr) bool {
+	t, ok := a.(*net.TCPAddr)
+	return ok && f.known != nil && f.known(t.AddrPort().Addr().Unmap().WithZone(""))
 }
 
 // sourceOf is the source of a connection: an IPv4 address or an IPv6 /64; the zero Prefix of another address.
@@ -170,20 +180,26 @@ func sourceOf(a net.Addr) netip.Prefix {
 }
 
 // enter begins a handshake of a source, and reports whether there is room for it.
-func (f *front) enter(from netip.Prefix) bool {
+func (f *front) enter(from netip.Prefix, strange bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.sources[from] >= maxSource {
+	if f.sources[from] >= maxSource || strange && f.strange >= maxStrangers {
 		return false
 	}
 	f.sources[from]++
+	if strange {
+		f.strange++
+	}
 	return true
 }
 
 // leave ends what enter began.
-func (f *front) leave(from netip.Prefix) {
+func (f *front) leave(from netip.Prefix, strange bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if strange {
+		f.strange--
+	}
 	if f.sources[from]--; f.sources[from] == 0 {
 		delete(f.sources, from)
 	}

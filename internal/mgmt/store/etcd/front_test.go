@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -17,7 +18,7 @@ func TestFrontCloses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := newFront(l, nil, &ListenerCounters{})
+		f := newFront(l, nil, nil, &ListenerCounters{})
 		var work sync.WaitGroup
 		work.Go(func() { f.serve() })
 		for range 8 {
@@ -46,7 +47,7 @@ func TestFrontSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := &ListenerCounters{}
-	f := newFront(l, nil, n)
+	f := newFront(l, nil, nil, n)
 	var work sync.WaitGroup
 	work.Go(func() { f.serve() })
 	defer work.Wait()
@@ -82,6 +83,54 @@ func TestFrontSource(t *testing.T) {
 	}
 	if c, r := n.Connections.Load(), n.RefusedConns.Load(); c != flood+1 || r != flood-maxSource {
 		t.Errorf("%d connections, %d of them refused, want %d and %d", c, r, flood+1, flood-maxSource)
+	}
+}
+
+// TestFrontStrangers: many sources that are no member's address and are silent keep no member waiting.
+func TestFrontStrangers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &ListenerCounters{}
+	own := netip.MustParseAddr("127.0.0.99")
+	f := newFront(l, nil, func(a netip.Addr) bool { return a == own }, n)
+	var work sync.WaitGroup
+	work.Go(func() { f.serve() })
+	defer work.Wait()
+	defer f.close()
+	from := func(ip string) net.Conn {
+		t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	for i := range 8 {
+		for range maxSource {
+			from(fmt.Sprintf("127.0.0.%d", 10+i))
+		}
+	}
+	served := make(chan struct{})
+	work.Go(func() {
+		if c, err := f.rpc.Accept(); err == nil {
+			c.Close()
+		}
+		close(served)
+	})
+	if _, err := from(own.String()).Write([]byte(preface)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-served:
+	case <-time.After(handshakeTimeout / 2):
+		t.Error("a member waits for silent strangers")
+	}
+	if r := n.RefusedConns.Load(); r != 8*maxSource-maxStrangers {
+		t.Errorf("%d connections refused, want %d", r, 8*maxSource-maxStrangers)
 	}
 }
 

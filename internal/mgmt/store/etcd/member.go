@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,6 +70,8 @@ type Security struct {
 	// Admit decides about the certificates of calls to this node, and of the reports that it reads, which Client has
 	// verified: a voter's alone counts.
 	Admit Admit
+	// Known reports whether an address is one of a member's: others cannot take the place of its connections; nil: none.
+	Known func(netip.Addr) bool
 	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
 	// not decide that alone; nil: each may.
 	Able func(member string) bool
@@ -340,6 +343,7 @@ func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 	}
 	if m.c.Security != nil {
 		c.TLS, c.Admit, c.Files = m.c.Security.Server, m.c.Security.Admit, m.c.Security.Files
+		c.Known = m.c.Security.Known
 	}
 	return c
 }

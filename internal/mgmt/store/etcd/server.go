@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -52,13 +53,14 @@ const (
 
 // ServerConfig configures an embedded store. Zero means default, except for Dir.
 type ServerConfig struct {
-	Dir       string        // of the data, made with 0700; one server at a time
-	Listen    string        // URL for other nodes, as http://10.0.0.1:2379 (port 0: any); empty: none
-	TLS       *tls.Config   // for https: certificate, and client verification (ClientAuth)
-	Admit     Admit         // of certificates; nil: every connection may do what is served
-	Namespace string        // of this fabric's keys; DefaultNamespace
-	Timeout   time.Duration // of one call; DefaultTimeout
-	Log       *slog.Logger  // nil: discarded
+	Dir       string                // of the data, made with 0700; one server at a time
+	Listen    string                // URL for other nodes, as http://10.0.0.1:2379 (port 0: any); empty: none
+	TLS       *tls.Config           // for https: certificate, and client verification (ClientAuth)
+	Known     func(netip.Addr) bool // addresses of members; nil: none
+	Admit     Admit                 // of certificates; nil: every connection may do what is served
+	Namespace string                // of this fabric's keys; DefaultNamespace
+	Timeout   time.Duration         // of one call; DefaultTimeout
+	Log       *slog.Logger          // nil: discarded
 
 	// Of a replica among others. Name is that of the member, Advertise the URL where the other replicas reach Listen,
 	// Files authenticate the connections to them.
@@ -362,7 +364,7 @@ func serverName(f PeerFiles) string {
 // serve answers other nodes.
 func (s *Server) serve(run context.Context) {
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
-	s.front = newFront(s.listener, s.c.TLS, cmp.Or(s.c.counters, &ListenerCounters{}))
+	s.front = newFront(s.listener, s.c.TLS, s.c.Known, cmp.Or(s.c.counters, &ListenerCounters{}))
 	g := &gate{etcd: s.etcd, withheld: &s.withheld, namespace: namespace, admit: s.c.Admit, use: newQuotas()}
 	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
