@@ -44,7 +44,7 @@ func (m *Manager) govern(ctx context.Context) {
 	}
 }
 
-// unreadableWait is how long a manager that cannot read the intent waits before it stands in the next election.
+// unreadableWait is how long a manager that cannot read the intent or the VESWs waits before it stands in the next election.
 const unreadableWait = 2 * time.Second
 
 // hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member
@@ -58,7 +58,6 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 	var intent Intent
 	var wanted VESWs
 	var intentRev, wantedRev store.Rev
-	var readable bool
 	for {
 		err := recall(ctx, m, term, KeyObservations, &o)
 		if err == nil {
@@ -71,7 +70,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 			intent, intentRev, err = m.loadIntent(ctx)
 		}
 		if err == nil {
-			wanted, wantedRev, readable, err = m.loadVESWs(ctx)
+			wanted, wantedRev, err = m.loadVESWs(ctx)
 		}
 		if err == nil {
 			mkey, rev, err = m.loadMKey(ctx, term)
@@ -119,9 +118,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 		if intentRev != 0 {
 			m.setIntent(intent, intentRev)
 		}
-		if readable {
-			m.setVESWs(wanted, wantedRev)
-		}
+		m.setVESWs(wanted, wantedRev)
 		m.sm.Permit(now, token)
 	})
 	defer m.cfg.Post(func() {

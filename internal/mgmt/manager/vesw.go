@@ -20,6 +20,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
+	"weft/internal/proto/problem"
 )
 
 // Keys of the store.
@@ -253,21 +254,24 @@ func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	return list
 }
 
-// loadVESWs reads the intended VESWs at the begin of a term: ok is false if they cannot be read.
-func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, ok bool, err error) {
+// loadVESWs reads the intended VESWs at the begin of a term. The revision is 0 where the store has none. Some that cannot
+// be used are a *problem.Error: the partitions of VESWs would be taken from their ports.
+func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, err error) {
 	e, err := m.cfg.Store.Get(ctx, KeyVESWs)
 	if isNotFound(err) {
-		return VESWs{Version: VESWsVersion}, 0, true, nil
+		return VESWs{Version: VESWsVersion}, 0, nil
 	}
 	if err != nil {
-		return i, 0, false, err
+		return i, 0, err
 	}
-	i, err = parseVESWs(e.Value)
+	if i, err = parseVESWs(e.Value); err == nil {
+		err = i.Ethernet.Validate()
+	}
 	if err != nil {
-		m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: ports stay as they are", "err", err)
-		return i, 0, false, nil
+		return i, 0, &problem.Error{What: "cannot manage the subnet", Why: fmt.Sprintf("read %s: %v", KeyVESWs, err),
+			Err: err, Fix: "weft store restore, with a backup, or upgrade weft on this node"}
 	}
-	return i, e.Rev, true, nil
+	return i, e.Rev, nil
 }
 
 // setVESWs takes new virtual Ethernet switches on the management goroutine, unless newer ones are known.

@@ -302,8 +302,8 @@ func TestRestartedNode(t *testing.T) {
 	}
 }
 
-// TestUnreadableVESWs: if the intended switches cannot be read, their ports stay as they are, also
-// under a manager that never had them.
+// TestUnreadableVESWs: a manager that is elected and cannot read the intended switches changes no port, since their
+// partitions would be taken from them.
 func TestUnreadableVESWs(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()
@@ -317,17 +317,18 @@ func TestUnreadableVESWs(t *testing.T) {
 	}
 	n := ethernetNode(t, "a", mem, []*ports{left, newPorts()})
 	defer n.m.Close()
-	n.until("the ports come up", n.active)
+	n.until("it cannot read the VESWs", func() bool { return n.m.Unreadable() != nil })
 	for range 50 {
 		n.pump()
 		time.Sleep(time.Millisecond)
 	}
-	if _, ok := n.m.Ethernet(); ok || left.sets+left.asked != 0 {
-		t.Errorf("%d Sets, asked %d times", left.sets, left.asked)
+	if _, ok := n.m.Ethernet(); ok || left.sets+left.asked != 0 || n.m.Status().Permitted || n.ca.LID() != 0 {
+		t.Errorf("%d Sets, asked %d times, %+v", left.sets, left.asked, n.m.Status())
 	}
 	if _, err := store.Delete(ctx, mem, KeyVESWs); err != nil {
 		t.Fatal(err)
 	}
+	n.until("the ports come up", n.active)
 	n.until("the port that no intent has is gone", func() bool { return left.info[0] == nil })
 }
 
