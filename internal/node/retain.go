@@ -44,6 +44,9 @@ func retain(next, own *etcd.Backup, r *member.Roster, now time.Time) error {
 	if err := c.keepRemoved(r, now); err != nil {
 		return err
 	}
+	if err := c.keepMembers(r); err != nil {
+		return problem.New(what, err.Error(), "weft member list")
+	}
 	if err := c.keepCAs(had, fabric, r); err != nil {
 		return err
 	}
@@ -97,6 +100,42 @@ func (c content) keepRemoved(r *member.Roster, now time.Time) error {
 		}
 		c.deleteBelow(member.TreeName, func(k string) bool { return string(c[k]) == guid })
 		c.deleteBelow(member.TreeSealed, func(k string) bool { return strings.HasSuffix(k, "/"+guid) })
+	}
+	return nil
+}
+
+// keepMembers keeps the members that joined after the backup, and the CAs with keys that members got since. A voter
+// without a record would have the key of a CA, and no removal would replace that.
+func (c content) keepMembers(r *member.Roster) error {
+	for i := range r.Members {
+		m := r.Members[i]
+		if c[member.TreeGone+"/"+m.Key.String()] != nil {
+			continue // the backup is later than the roster
+		}
+		guid := member.GUIDKey(m.GUID)
+		key := member.TreeRecord + "/" + guid
+		if old, err := member.Decode[member.Record](c[key]); c[key] != nil && err == nil && old.Key == m.Key {
+			for _, e := range m.Epochs {
+				if !slices.Contains(old.Epochs, e) {
+					old.Epochs = append(old.Epochs, e)
+				}
+			}
+			m = old
+		} else {
+			c.deleteBelow(member.TreeName, func(k string) bool { return string(c[k]) == guid })
+			if c[member.TreeName+"/"+m.Name] != nil { // another member has been renamed since
+				m.Name += "-" + m.Key.Short()
+			}
+			if err := member.CheckName(m.Name); err != nil {
+				return err
+			}
+			c[member.TreeName+"/"+m.Name] = []byte(guid)
+		}
+		b, err := member.Encode[member.Record](m)
+		if err != nil {
+			return err
+		}
+		c[key] = b
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,5 +121,54 @@ func TestRetain(t *testing.T) {
 	b.Entries = b.Entries[1:]
 	if err := retain(b, nil, &x, now); err == nil || !strings.Contains(err.Error(), "before the fabric was made") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestRetainMembers: a backup is from before a voter joined, and from before another got the key of a second CA. Both are
+// in the records of what is restored, so that their removal replaces the CAs.
+func TestRetainMembers(t *testing.T) {
+	now := time.Now()
+	r, _ := trial(t, member.Voter|member.Administrator, member.Voter, member.Voter, member.Voter)
+	for i := range r.Members {
+		r.Members[i].Epochs = []uint32{1}
+	}
+	before := member.Fabric{ID: r.Fabric, Made: now, Policy: member.DefaultPolicy, CAs: r.CAs}
+	b := &etcd.Backup{}
+	put := func(key string, v []byte) { b.Entries = append(b.Entries, etcd.BackupEntry{Key: key, Value: v}) }
+	put(member.KeyFabric, encoded(t, before))
+	for _, m := range r.Members[:2] {
+		put(member.TreeRecord+"/"+member.GUIDKey(m.GUID), encoded(t, m))
+		put(member.TreeName+"/"+m.Name, []byte(member.GUIDKey(m.GUID)))
+	}
+	gone := r.Members[3] // the roster is older than its removal
+	put(member.TreeGone+"/"+gone.Key.String(), encoded(t, member.Gone{GUID: gone.GUID, Name: gone.Name, Key: gone.Key,
+		At: now, Until: now.Add(time.Hour)}))
+	x := *r
+	x.Members = append([]member.Record(nil), r.Members...)
+	x.Members[1].Epochs = []uint32{1, 2}
+	x.Members[2].Name = x.Members[1].Name // that one has been renamed since
+	x.Members[1].Name = "renamed"
+	if err := retain(b, nil, &x, now); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, e := range b.Entries {
+		got[e.Key] = string(e.Value)
+	}
+	for i, want := range []struct {
+		name   string
+		epochs []uint32
+	}{{"h1", []uint32{1}}, {"h2", []uint32{1, 2}}, {"h2-" + x.Members[2].Key.Short(), []uint32{1}}} {
+		guid := member.GUIDKey(x.Members[i].GUID)
+		m, err := member.Decode[member.Record]([]byte(got[member.TreeRecord+"/"+guid]))
+		if err != nil || m.Name != want.name || !slices.Equal(m.Epochs, want.epochs) || m.Key != x.Members[i].Key {
+			t.Errorf("%+v, %v, want %+v", m, err, want)
+		}
+		if got[member.TreeName+"/"+want.name] != guid {
+			t.Errorf("the name %s is of %q", want.name, got[member.TreeName+"/"+want.name])
+		}
+	}
+	if got[member.TreeRecord+"/"+member.GUIDKey(gone.GUID)] != "" {
+		t.Error("a removed member is back")
 	}
 }
