@@ -185,8 +185,8 @@ func TestJoin(t *testing.T) {
 	if p != nil {
 		t.Fatal(p)
 	}
-	if bytes.Equal(renewed.Certificate, got.Certificate) {
-		t.Error("the same certificate again")
+	if !bytes.Equal(renewed.Certificate, got.Certificate) {
+		t.Error("another certificate, which is not due")
 	}
 	// The answer was lost: the host gets one again.
 	again, fault := j.join(t, a.address, s)

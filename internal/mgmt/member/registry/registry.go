@@ -49,6 +49,8 @@ type Registry struct {
 
 	mu sync.Mutex
 	ca map[uint32]*member.Authority // by epoch, opened before
+	// switches is, for each member that reported another switch, until when its changes are paid for.
+	switches map[ib.GUID]time.Time
 }
 
 // New returns a registry; it does nothing before its methods are called.
@@ -56,7 +58,8 @@ func New(c Config) *Registry {
 	if c.Random == nil {
 		c.Random = rand.Reader
 	}
-	return &Registry{cfg: c, ca: map[uint32]*member.Authority{}}
+	return &Registry{cfg: c, ca: map[uint32]*member.Authority{},
+		switches: map[ib.GUID]time.Time{}}
 }
 
 // view is all records at a time. Writes carry the condition that change is as it was.
@@ -457,7 +460,7 @@ func withRecord(r member.Roster, m member.Record) member.Roster {
 }
 
 // Renew signs a new certificate for a member that proved to own the present one. Name and roles are those of the
-// record.
+// record. Where none is due, the answer has the certificate of the record, and nothing is written.
 func (r *Registry) Renew(ctx context.Context, c *x509.Certificate) (*Answer, error) {
 	var a *Answer
 	err := r.edit(ctx, func(v *view) ([]store.Op, error) {
@@ -471,6 +474,10 @@ func (r *Registry) Renew(ctx context.Context, c *x509.Certificate) (*Answer, err
 		}
 		i := slices.IndexFunc(v.roster.Members, func(m member.Record) bool { return m.GUID == claims.GUID })
 		m := v.roster.Members[i]
+		if !due(v, &m, now) {
+			a = &Answer{Certificate: m.Certificate, Roster: v.roster}
+			return nil, nil
+		}
 		der, err := r.issue(ctx, v, &m, c)
 		if err != nil {
 			return nil, err
@@ -483,6 +490,28 @@ func (r *Registry) Renew(ctx context.Context, c *x509.Certificate) (*Answer, err
 		return nil, err
 	}
 	return a, nil
+}
+
+// due reports whether a member gets another certificate than that of its record: this one lags behind the record or the
+// CA that signs, or is to be renewed by now.
+func due(v *view, m *member.Record, now time.Time) bool {
+	c, err := x509.ParseCertificate(m.Certificate)
+	if err != nil {
+		return true
+	}
+	x, err := member.ClaimsOf(c)
+	if err != nil || x.Name != m.Name || x.Roles != m.Roles {
+		return true
+	}
+	signs := v.fabric.Signing()
+	if signs == nil {
+		return true
+	}
+	ca, err := x509.ParseCertificate(signs.Certificate)
+	if err != nil || c.CheckSignatureFrom(ca) != nil {
+		return true
+	}
+	return !now.Before(member.LifeOf(c).RenewAt(1, time.Time{}, false))
 }
 
 // issue signs a certificate for the record of a member with the key and the sealing key of its present one.

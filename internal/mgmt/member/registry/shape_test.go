@@ -127,3 +127,37 @@ func TestSetShape(t *testing.T) {
 		t.Errorf("renewed: %v, %v", x.Roles, err)
 	}
 }
+
+// TestSwitchChanges: a member that reports another switch again and again has the records change a few times, then now
+// and then.
+func TestSwitchChanges(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	b := l.join(a, 2, "b1")
+	changes := func(n int) (changed int) {
+		for i := range n {
+			before := l.roster(a).Revision
+			if err := b.Report(t.Context(), member.Report{Incarnation: 1, Clock: l.now,
+				Switch: member.Switch{Ports: 100 + i%2, Devices: 4}}); err != nil {
+				t.Fatal(err)
+			}
+			l.upkeep(a)
+			if l.roster(a).Revision != before {
+				changed++
+			}
+			l.now = l.now.Add(time.Second)
+		}
+		return changed
+	}
+	changes(1) // the member is active
+	if n := changes(15); n < 7 || n > 9 {
+		t.Errorf("%d changes at once", n)
+	}
+	if n := changes(60); n > 6 {
+		t.Errorf("%d changes in a minute", n)
+	}
+	l.now = l.now.Add(10 * time.Minute)
+	if n := changes(2); n == 0 {
+		t.Error("no change later")
+	}
+}
