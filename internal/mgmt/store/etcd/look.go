@@ -39,7 +39,8 @@ func (m *Member) look(ctx context.Context) {
 		return
 	}
 	m.reunite()
-	if r != nil && r.Group.Generation >= own.Generation {
+	alone := func(x Replica) bool { return x.URL == memberURL } // its group has not its address yet
+	if r != nil && r.Group.Generation >= own.Generation && !slices.ContainsFunc(r.Replicas, alone) {
 		m.learn(Roster{Group: r.Group, Replicas: r.Replicas, Addresses: m.known.Roster.Addresses})
 	}
 }
