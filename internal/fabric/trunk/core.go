@@ -269,6 +269,13 @@ func (c *Core) AddPeer(cfg PeerConfig) (int, error) {
 	return i, nil
 }
 
+// Close ends the handshakes that go on. No Work is being run, and nothing else is called afterwards.
+func (c *Core) Close() {
+	if c.hs != nil {
+		c.hs.Close()
+	}
+}
+
 // RemovePeer ends the trunk to a peer at once, and its sessions. Its index may become that of another.
 func (c *Core) RemovePeer(now mono.Time, i int) {
 	p := &c.peers[i]

@@ -345,10 +345,11 @@ func openError(port uint16, err error) error {
 		Fix: fmt.Sprintf("stop it, or use another port: --trunk-port %d", port+2), Err: err}
 }
 
-// Close closes the sockets. Packets that were not flushed are dropped. No Sender may be used
-// afterwards.
+// Close closes the sockets, and ends the handshakes that go on. Packets that were not flushed are dropped. Config.Apart
+// runs nothing any more, and no Sender may be used afterwards.
 func (l *Link) Close() error {
 	var errs []error
+	l.core.Close()
 	for i := range l.peers {
 		errs = append(errs, l.peers[i].closeProbe())
 	}

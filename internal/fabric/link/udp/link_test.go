@@ -74,6 +74,9 @@ func newNode(t testing.TB, cfg Config) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if l.works {
+			<-n.apart
+		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}

@@ -118,6 +118,7 @@ type Endpoint struct {
 	mac     hash.Hash
 	conns   map[uint32]*conn // by our index
 	order   []*conn          // the same in order of their start
+	works   map[*Work]bool   // that are out
 	accept  [numClasses]int  // of these, begun by peers
 	tokens  [numClasses]float64
 	filled  [numClasses]mono.Time
@@ -128,16 +129,30 @@ type Endpoint struct {
 	input   [4 + 16 + 2 + 4]byte
 }
 
-// New returns an Endpoint without handshakes.
+// New returns an Endpoint without handshakes. Close ends it.
 func New(cfg Config) *Endpoint {
 	if cfg.Rand == nil {
 		cfg.Rand = rand.Reader
 	}
-	e := &Endpoint{cfg: cfg, conns: map[uint32]*conn{}, tokens: [numClasses]float64{Stranger: Burst, Known: Burst}}
+	e := &Endpoint{cfg: cfg, conns: map[uint32]*conn{}, works: map[*Work]bool{},
+		tokens: [numClasses]float64{Stranger: Burst, Known: Burst}}
 	var key [32]byte
 	e.random(key[:])
 	e.mac = hmac.New(sha256.New, key[:])
 	return e
+}
+
+// Close ends TLS in all handshakes, and with it its goroutines, also where a Work is out: each of these was run, or
+// never will be. Nothing else is called afterwards.
+func (e *Endpoint) Close() {
+	for w := range e.works {
+		w.tls.close()
+	}
+	for _, c := range e.order {
+		if c.tls != nil && !c.out {
+			c.tls.close()
+		}
+	}
 }
 
 func (e *Endpoint) random(b []byte) {
@@ -283,7 +298,7 @@ func (e *Endpoint) Work(now mono.Time) (*Work, bool) {
 			w.messages[l] = f.data
 		}
 	}
-	c.out = true
+	c.out, e.works[w] = true, true
 	return w, true
 }
 
@@ -298,6 +313,7 @@ func (c *conn) rank() int {
 // Finish handles a Work that was run. The caller then calls Next, and Take, and Work.
 func (e *Endpoint) Finish(now mono.Time, w *Work) {
 	c := w.c
+	delete(e.works, w)
 	c.out = false
 	if c.state == dead {
 		c.tls.close()

@@ -100,6 +100,55 @@ func TestWorkOut(t *testing.T) {
 	}
 }
 
+// TestClose: an Endpoint that is closed leaves no goroutine of TLS: of handshakes that wait for the peer, with a Work
+// that is out, and canceled while it is.
+func TestClose(t *testing.T) {
+	before := runtime.NumGoroutine()
+	a, b := two(t, apart)
+	buf := make([]byte, MaxDatagram)
+	pass := func(from, to *side) {
+		for {
+			_, k, ok := from.Next(ms, buf)
+			if !ok {
+				return
+			}
+			to.Handle(ms, from.at, bytes.Clone(buf[:k]))
+		}
+	}
+	var hello *Work
+	for tag := range 2 {
+		a.Begin(ms, tag, b.at)
+		pass(a, b)
+		pass(b, a)
+		w, ok := a.Work(ms)
+		if !ok {
+			t.Fatal("nothing to compute")
+		}
+		w.Run()
+		if tag == 0 {
+			a.Finish(ms, w) // it waits for the peer
+			pass(a, b)
+			if hello, ok = b.Work(ms); !ok {
+				t.Fatal("the ClientHello starts nothing")
+			}
+			hello.Run() // and never comes back
+			b.Tick(ms.Add(Life))
+		} else {
+			a.Cancel(tag)
+		}
+	}
+	if n := runtime.NumGoroutine() - before; n < 3 {
+		t.Fatalf("%d goroutines of TLS", n)
+	}
+	a.Close()
+	b.Close()
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
+}
+
 // clientHello returns the datagrams of a ClientHello, for a sender of any index with the cookie for it.
 func clientHello(t testing.TB) func(theirs uint32, cookie [cookieLen]byte) [][]byte {
 	a, b := two(t, nil)
