@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -104,6 +105,7 @@ func (n *Node) founded(ctx context.Context) error {
 // shared is the node's part in the store of its fabric.
 func (n *Node) shared() *mgmt.Fabric {
 	roster := n.member.Roster()
+	own := n.member.Own()
 	f := &mgmt.Fabric{
 		Name:       member.GUIDKey(n.identity), // names change
 		Listen:     fmt.Sprintf(":%d", n.cfg.StorePort),
@@ -125,7 +127,34 @@ func (n *Node) shared() *mgmt.Fabric {
 			f.Seeds = append(f.Seeds, x.Store)
 		}
 	}
+	f.Seeds = append(f.Seeds, otherSeeds(roster, n.identity, own)...)
 	return f
+}
+
+// maxOtherSeeds bounds otherSeeds.
+const maxOtherSeeds = 16
+
+// otherSeeds lists where the stores of voters may be reached as well: at their other addresses. A voter learns at
+// which one it is reached when there are others, and the first host that joins is before that. own are the addresses
+// of this host, which lead to no other.
+func otherSeeds(r *member.Roster, self ib.GUID, own []string) (list []string) {
+	for i := range r.Members {
+		x := &r.Members[i]
+		_, port, err := net.SplitHostPort(x.Store)
+		if x.GUID == self || !x.Roles.Has(member.Voter) || err != nil {
+			continue
+		}
+		for _, a := range x.Addresses {
+			host, _, err := net.SplitHostPort(a)
+			if err != nil || slices.Contains(own, host) {
+				continue
+			}
+			if at := net.JoinHostPort(host, port); at != x.Store && len(list) < maxOtherSeeds {
+				list = append(list, at)
+			}
+		}
+	}
+	return list
 }
 
 // storeAddress is where the store of this node serves members, or will once the node is one.

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -108,4 +109,19 @@ func TestRestoreRefused(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	r.end()
+}
+
+// TestOtherSeeds: the store of a voter is looked for at its other addresses too, but those that lead to this host.
+func TestOtherSeeds(t *testing.T) {
+	r := &member.Roster{Members: []member.Record{
+		{GUID: trialGUID(1), Roles: member.HostRoles, Store: "172.17.0.1:4793",
+			Addresses: []string{"172.17.0.1:4792", "10.0.0.1:4792", "[fd00::1]:4792"}},
+		{GUID: trialGUID(2), Roles: member.HostRoles, Store: "10.0.0.2:4793", Addresses: []string{"10.0.0.2:4792"}},
+		{GUID: trialGUID(3), Roles: member.Leaf, Store: "10.0.0.3:4793", Addresses: []string{"10.0.0.4:4792"}},
+		{GUID: trialGUID(4), Roles: member.HostRoles, Addresses: []string{"10.0.0.5:4792"}}, // an etcd elsewhere
+	}}
+	want := []string{"10.0.0.1:4793", "[fd00::1]:4793"}
+	if got := otherSeeds(r, trialGUID(2), []string{"172.17.0.1", "10.0.0.2"}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
 }

@@ -114,7 +114,9 @@ type link struct {
 	mac      net.HardwareAddr
 	loopback bool
 	running  bool // has a carrier
-	fabric   bool // InfiniBand, or marked ifdev.Alias
+	empty    bool // a bridge without ports
+	own      bool // marked ifdev.Alias: of a node of this host
+	fabric   bool // InfiniBand, or own
 	addrs    []netip.Addr
 }
 

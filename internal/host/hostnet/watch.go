@@ -88,6 +88,10 @@ func readLinks() ([]link, error) {
 			byIndex[a.LinkIndex] = append(byIndex[a.LinkIndex], ip.Unmap())
 		}
 	}
+	ports := map[int]bool{} // by the index of what they are ports of
+	for _, l := range found {
+		ports[l.Attrs().MasterIndex] = true
+	}
 	var links []link
 	for _, l := range found {
 		at := l.Attrs()
@@ -96,6 +100,7 @@ func readLinks() ([]link, error) {
 		}
 		links = append(links, link{name: at.Name, index: at.Index, mtu: at.MTU, mac: at.HardwareAddr,
 			loopback: at.Flags&net.FlagLoopback != 0, running: at.RawFlags&unix.IFF_RUNNING != 0,
+			empty: l.Type() == "bridge" && !ports[at.Index], own: at.Alias == ifdev.Alias,
 			fabric: at.EncapType == "infiniband" || at.Alias == ifdev.Alias, addrs: byIndex[at.Index]})
 	}
 	return links, nil

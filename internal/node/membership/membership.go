@@ -9,6 +9,7 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -227,13 +228,73 @@ func (m *Membership) addresses() []string {
 	return hostnet.Addresses(uint16(m.cfg.Port), member.MaxAddresses)
 }
 
-// Reached is HOST:PORT at which other members reach a port of this host: at the first address that weft join --address
-// named, or that its interfaces have.
-func (m *Membership) Reached(port int) string {
-	if host, _, err := net.SplitHostPort(m.addresses()[0]); err == nil {
-		return net.JoinHostPort(host, strconv.Itoa(port))
+// Own lists the hosts of the addresses at which other members reach this node.
+func (m *Membership) Own() (list []string) {
+	for _, a := range m.addresses() {
+		if host, _, err := net.SplitHostPort(a); err == nil {
+			list = append(list, host)
+		}
 	}
-	return hostnet.Addresses(uint16(port), 1)[0]
+	return list
+}
+
+// Reached is HOST:PORT at which other members reach a port of this host: at the first address that weft join --address
+// named, at that from which it sends to most other voters, or where there is none at the first of its interfaces.
+func (m *Membership) Reached(port int) string {
+	own := m.addresses()
+	host, _, err := net.SplitHostPort(own[0])
+	if err != nil {
+		host = own[0]
+	}
+	m.mu.Lock()
+	named := m.kept != nil && len(m.kept.Addresses) > 0
+	m.mu.Unlock()
+	if r := m.roster.Load(); r != nil && !named {
+		host = cmp.Or(towards(own, r, m.cfg.GUID, hostnet.Source), host)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+// maxTowards bounds the members that towards looks at.
+const maxTowards = 8
+
+// towards is the one of a host's own addresses from which it sends to most other voters, the earlier one of two; empty
+// where it sends to none from these. source is hostnet.Source. What another member and this host both have, such as
+// the address of a bridge for containers, leads to this host itself.
+func towards(own []string, r *member.Roster, self ib.GUID, source func(netip.Addr) netip.Addr) (host string) {
+	mine := make([]netip.Addr, len(own))
+	for i, a := range own {
+		if p, err := netip.ParseAddrPort(a); err == nil {
+			mine[i] = p.Addr()
+		}
+	}
+	uses, looked := make([]int, len(own)), 0
+	for i := range r.Members {
+		x := &r.Members[i]
+		if x.GUID == self || !x.Roles.Has(member.Voter) || looked == maxTowards {
+			continue
+		}
+		looked++
+		reaches := map[int]bool{} // by index in own: a member counts once for each
+		for _, a := range x.Addresses {
+			p, err := netip.ParseAddrPort(a)
+			if err != nil || slices.Contains(mine, p.Addr()) {
+				continue
+			}
+			if from := source(p.Addr()); from.IsValid() {
+				reaches[slices.Index(mine, from)] = true
+			}
+		}
+		for j := range reaches {
+			if j >= 0 {
+				uses[j]++
+			}
+		}
+	}
+	if most := slices.Max(uses); most > 0 {
+		return mine[slices.Index(uses, most)].String()
+	}
+	return ""
 }
 
 // Label is the name of the member with a GUID as keys have it; the GUID where no member has it.
@@ -588,7 +649,7 @@ func (m *Membership) Degraded() (list []api.Degraded) {
 	for name, p := range m.faults {
 		list = append(list, api.Degraded{What: name, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix})
 	}
-	slices.SortFunc(list, func(a, b api.Degraded) int { return cmpString(a.What, b.What) })
+	slices.SortFunc(list, func(a, b api.Degraded) int { return cmp.Compare(a.What, b.What) })
 	return list
 }
 
@@ -601,16 +662,6 @@ func (m *Membership) Notices() []api.Degraded {
 	return []api.Degraded{{What: "ca_rotation",
 		Why: fmt.Sprintf("%d CAs of the fabric are valid, until each member has a certificate of the newest", len(r.CAs)),
 		Fix: "none is needed; start the members that are away: weft member list"}}
-}
-
-func cmpString(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // Counters adds the counters of the join protocol, and of the commands at its port.

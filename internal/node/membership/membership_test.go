@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -739,4 +740,40 @@ func TestWrongClock(t *testing.T) {
 	}
 	wrong.move(time.Hour)
 	await(t, "the wrong clock", func() bool { return named(a, "b1") })
+}
+
+// TestTowards: other members reach a host at the address from which it sends to them, not at the first of its
+// interfaces, which may be the bridge for containers that each host has.
+func TestTowards(t *testing.T) {
+	own := []string{"172.17.0.1:4792", "10.0.0.1:4792", "192.0.2.1:4792"}
+	routes := map[string]string{"10.0.0.2": "10.0.0.1", "10.0.0.3": "10.0.0.1", "192.0.2.3": "192.0.2.1",
+		"172.17.0.1": "172.17.0.1", "198.51.100.4": "172.18.0.1"}
+	source := func(to netip.Addr) netip.Addr {
+		a, _ := netip.ParseAddr(routes[to.String()])
+		return a
+	}
+	roster := func(hosts ...[]string) *member.Roster {
+		r := &member.Roster{Members: []member.Record{{GUID: guid(1), Roles: member.HostRoles, Addresses: own}}}
+		for i, list := range hosts {
+			r.Members = append(r.Members, member.Record{GUID: guid(i + 2), Roles: member.HostRoles, Addresses: list})
+		}
+		return r
+	}
+	for name, x := range map[string]struct {
+		r    *member.Roster
+		want string
+	}{
+		"alone":   {roster(), ""},
+		"another": {roster([]string{"172.17.0.1:4792", "10.0.0.2:4792"}), "10.0.0.1"},
+		"most of them": {roster([]string{"192.0.2.3:4792"}, []string{"10.0.0.2:4792"}, []string{"10.0.0.3:1"}),
+			"10.0.0.1"},
+		"the earlier": {roster([]string{"192.0.2.3:4792", "10.0.0.3:4792"}), "10.0.0.1"},
+		"a member counts 1": {roster([]string{"192.0.2.3:4792"}, []string{"192.0.2.3:1"},
+			[]string{"10.0.0.2:1", "10.0.0.3:1"}), "192.0.2.1"},
+		"no address of own": {roster([]string{"198.51.100.4:4792", "host.example:4792"}), ""},
+	} {
+		if got := towards(own, x.r, guid(1), source); got != x.want {
+			t.Errorf("%s: %q, want %q", name, got, x.want)
+		}
+	}
 }
