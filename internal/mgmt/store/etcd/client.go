@@ -61,10 +61,11 @@ type Client struct {
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
 
-	mu     sync.Mutex
-	closed bool
-	leases map[*lease]struct{}
-	calls  sync.WaitGroup // calls, watches and leases; nothing is added once closed
+	mu      sync.Mutex
+	closed  bool
+	leases  map[*lease]struct{}
+	refused map[string]error // why the watch of a tree gets nothing at present
+	calls   sync.WaitGroup   // calls, watches and leases; nothing is added once closed
 }
 
 var _ store.Store = (*Client)(nil)
@@ -136,7 +137,7 @@ func newClient(cli *clientv3.Client, namespace string, timeout time.Duration) (*
 		return nil, err
 	}
 	c := &Client{cli: cli, namespace: namespace + "/", timeout: cmp.Or(timeout, DefaultTimeout),
-		leases: map[*lease]struct{}{}}
+		leases: map[*lease]struct{}{}, refused: map[string]error{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	return c, nil
 }

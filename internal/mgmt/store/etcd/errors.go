@@ -91,6 +91,21 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	return e
 }
 
+// isRefused reports whether etcd, or the members, refused a call: it fails again until roles or a certificate change.
+func isRefused(err error) bool {
+	for _, e := range []error{rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken,
+		rpctypes.ErrAuthFailed} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	var e *store.Error
+	if errors.As(err, &e) && e.Err != nil {
+		err = e.Err
+	}
+	return status.Code(err) == codes.PermissionDenied
+}
+
 // serverEnded is the error of a client when its server in this process has ended.
 func (c *Client) serverEnded() error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir,

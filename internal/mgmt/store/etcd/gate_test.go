@@ -126,6 +126,20 @@ func TestMembersWithCertificates(t *testing.T) {
 	if e, err := m1.Get(t.Context(), "subnet/intent"); err != nil || string(e.Value) != "all" {
 		t.Errorf("a member reads the intent: %q, %v", e.Value, err)
 	}
+	// A watch that is refused is in the status, until it ends.
+	if err := m1.Status(t.Context()).Down; err != nil {
+		t.Errorf("before: %v", err)
+	}
+	watching, end := context.WithCancel(t.Context())
+	if _, err := m1.Watch(watching, "subnet"); err != nil {
+		t.Error(err)
+	}
+	f.until("the refused watch", func() bool {
+		err := m1.Status(t.Context()).Down
+		return err != nil && strings.Contains(err.Error(), "m1 may not") && errors.Is(err, store.ErrUnavailable)
+	})
+	end()
+	f.until("its end", func() bool { return m1.Status(t.Context()).Down == nil })
 	l, err := m1.Lease(t.Context(), 2*time.Second)
 	if err != nil {
 		t.Fatal(err)

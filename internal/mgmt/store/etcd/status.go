@@ -72,5 +72,5 @@ func (c *Client) status(ctx context.Context, ask []string, st *store.Status) err
 	case len(got.Errors) > 0:
 		return c.failed(ctx, "use the store", errors.New(got.Errors[0]))
 	}
-	return nil
+	return c.unwatched()
 }

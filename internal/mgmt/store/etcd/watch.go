@@ -5,6 +5,8 @@ package etcd
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -37,35 +39,67 @@ func (c *Client) Watch(ctx context.Context, tree string) (<-chan store.Change, e
 		defer unhook()
 		defer stop()
 		for ctx.Err() == nil {
-			c.follow(ctx, tree, out)
+			err := c.follow(ctx, tree, out)
+			if ctx.Err() == nil {
+				c.watched(tree, err)
+			}
+			if err != nil {
+				select {
+				case <-ctx.Done():
+				case <-time.After(listAgain):
+				}
+			}
 		}
+		c.watched(tree, nil)
 	}()
 	return out, nil
 }
 
-// follow sends a Reset and then changes, until ctx ends or the watch breaks.
-func (c *Client) follow(ctx context.Context, tree string, out chan<- store.Change) {
+// watched notes why the watch of a tree was refused; any other error is the store's own, which Status finds.
+func (c *Client) watched(tree string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if isRefused(err) {
+		c.refused[tree] = err
+	} else {
+		delete(c.refused, tree)
+	}
+}
+
+// unwatched is why a watch gets nothing because it is refused, nil where none is.
+func (c *Client) unwatched() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, tree := range slices.Sorted(maps.Keys(c.refused)) {
+		return c.refused[tree]
+	}
+	return nil
+}
+
+// follow sends a Reset and then changes, until ctx ends or the watch breaks: with an error where it did not begin.
+func (c *Client) follow(ctx context.Context, tree string, out chan<- store.Change) error {
 	l, err := c.list(ctx, tree)
 	if err != nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(listAgain):
-		}
-		return
+		return err
 	}
 	// etcd's watch begins when the Reset has been taken, so that a consumer
 	// that is busy for long costs one list: etcd keeps what happens meanwhile.
 	select {
 	case out <- store.ResetTo(l):
 	case <-ctx.Done():
-		return
+		return nil
 	}
-	ctx, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	in := c.cli.Watch(ctx, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithRev(int64(l.Rev)+1))
-	c.relay(ctx, in, out)
+	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	in := c.cli.Watch(watching, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithRev(int64(l.Rev)+1))
+	c.watched(tree, nil)
+	err = c.relay(watching, in, out)
 	stop()
 	for range in { // closed by etcd's client once it has let go of the watch
 	}
+	if isRefused(err) {
+		return c.failed(ctx, "watch "+tree, err)
+	}
+	return nil
 }
 
 // list is List without a time limit except that of each attempt.
@@ -77,8 +111,8 @@ func (c *Client) list(ctx context.Context, tree string) (store.Listing, error) {
 	return l, err
 }
 
-// relay passes changes on and keeps up to store.WatchBuffer of them waiting.
-func (c *Client) relay(ctx context.Context, in clientv3.WatchChan, out chan<- store.Change) {
+// relay passes changes on and keeps up to store.WatchBuffer of them waiting. It returns why etcd ended the watch.
+func (c *Client) relay(ctx context.Context, in clientv3.WatchChan, out chan<- store.Change) error {
 	var queue []store.Change
 	for {
 		var send chan<- store.Change
@@ -89,15 +123,15 @@ func (c *Client) relay(ctx context.Context, in clientv3.WatchChan, out chan<- st
 		select {
 		case r, ok := <-in:
 			if !ok || r.Err() != nil {
-				return
+				return r.Err()
 			}
 			if queue = c.changes(queue, r.Events); len(queue) > store.WatchBuffer {
-				return
+				return nil
 			}
 		case send <- head:
 			queue = append(queue[:0], queue[1:]...)
 		case <-ctx.Done():
-			return
+			return nil
 		}
 	}
 }
