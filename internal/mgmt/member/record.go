@@ -116,7 +116,9 @@ type Record struct {
 	// Switch is what the member reported about trunks, and Place where the plan put it (package shape).
 	Switch Switch      `json:"switch,omitzero"`
 	Place  shape.Place `json:"place,omitzero"`
-	By     string      `json:"by"` // the author: a token and its maker
+	// Away: it has not been connected to the store for a while, and is a spine only if there are not enough others.
+	Away bool   `json:"away,omitempty"`
+	By   string `json:"by"` // the author: a token and its maker
 }
 
 // Check returns why r is no record.

@@ -20,7 +20,7 @@ func (r *Roster) Shape() *shape.Plan {
 			ports = defaultPorts
 		}
 		list[i] = shape.Member{GUID: m.GUID, Name: m.Name, Joined: m.Joined, Place: m.Place,
-			Drained: m.State == Draining || m.State == Drained,
+			Drained: m.State == Draining || m.State == Drained || m.Away,
 			Ports:   shape.TrunkPorts(ports, m.Switch.Devices, 0)}
 		switch {
 		case m.Roles.Has(Leaf):

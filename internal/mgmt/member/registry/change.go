@@ -408,7 +408,7 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 				return ops, err
 			}
 		}
-		if ops, err := r.placeMembers(v, now); err != nil || len(ops) > 0 {
+		if ops, err := r.placeMembers(ctx, v, now); err != nil || len(ops) > 0 {
 			again = true
 			return ops, err
 		}
@@ -444,54 +444,6 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 		err = r.rekey(ctx)
 	}
 	return again && err == nil, err
-}
-
-// A member changes what the records have of its switch some times at once, and once in switchEvery: each change is read by
-// all members.
-const (
-	switchBurst = 8
-	switchEvery = 15 * time.Second
-)
-
-// mayChange counts a change of a member's switch, or reports that there were too many.
-func (r *Registry) mayChange(g ib.GUID, now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	until := r.switches[g]
-	if until.Before(now) {
-		until = now
-	}
-	if until.Sub(now) > (switchBurst-1)*switchEvery {
-		return false
-	}
-	r.switches[g] = until.Add(switchEvery)
-	return true
-}
-
-// placeMembers writes what has changed of the switches and places of members, so that all rosters have it. A
-// transaction has a bounded number of operations; plans with some of the places are plans as well.
-func (r *Registry) placeMembers(v *view, now time.Time) (ops []store.Op, err error) {
-	plan := v.roster.Shape()
-	for i := range v.roster.Members {
-		m := v.roster.Members[i]
-		p, reported := v.report[m.GUID]
-		place := plan.Place(m.GUID)
-		if m.Place == place && (!reported || m.Switch == p.Switch) || len(ops) >= store.MaxTxn/2 {
-			continue
-		}
-		if reported && m.Switch != p.Switch && r.mayChange(m.GUID, now) {
-			m.Switch = p.Switch
-		} else if m.Place == place {
-			continue // with a later look
-		}
-		m.Place = place
-		w := v.record(m)
-		if w.err != nil {
-			return nil, w.err
-		}
-		ops = append(ops, w.op)
-	}
-	return ops, nil
 }
 
 // SetShape gives a member the role spine or leaf, or with 0 neither.

@@ -47,8 +47,9 @@ type Config struct {
 type Registry struct {
 	cfg Config
 
-	mu sync.Mutex
-	ca map[uint32]*member.Authority // by epoch, opened before
+	mu     sync.Mutex
+	ca     map[uint32]*member.Authority // by epoch, opened before
+	missed map[member.Key]time.Time     // since when members are not connected to the store, as this node has seen it
 	// switches is, for each member that reported another switch, until when its changes are paid for.
 	switches map[ib.GUID]time.Time
 }

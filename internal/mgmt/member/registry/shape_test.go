@@ -4,12 +4,14 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/shape"
+	"weft/internal/mgmt/store"
 )
 
 // upkeep is what a voter does after changes.
@@ -159,5 +161,87 @@ func TestSwitchChanges(t *testing.T) {
 	l.now = l.now.Add(10 * time.Minute)
 	if n := changes(2); n == 0 {
 		t.Error("no change later")
+	}
+}
+
+// TestSpineAway: a spine without a connection to the store is a leaf after a while, with another in its place, by each
+// voter that has looked for so long; one that looks for the first time changes nothing. When it returns it can be a
+// spine again, and members of which no connection is known stay where they are.
+func TestSpineAway(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	connect := func(n int) {
+		t.Helper()
+		key := member.TreeStorePresent + "/" + member.GUIDKey(guid(n))
+		if _, err := store.Put(t.Context(), l.store, key, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := 1; n <= shape.MeshLimit+2; n++ {
+		l.now = l.now.Add(time.Second)
+		h := a
+		if n > 1 {
+			h = l.join(a, n, fmt.Sprintf("a%d", n))
+		}
+		if n < shape.MeshLimit { // others have their store elsewhere
+			if err := h.Report(t.Context(), member.Report{Incarnation: 1, Clock: l.now,
+				Store: fmt.Sprintf("h%d:4793", n)}); err != nil {
+				t.Fatal(err)
+			}
+			connect(n)
+		}
+	}
+	spines := func() (list []string) {
+		for _, m := range l.roster(a).Members {
+			if m.Place.Level == shape.Spine {
+				list = append(list, m.Name)
+			}
+		}
+		return list
+	}
+	l.upkeep(a)
+	before := spines()
+	if len(before) != 2 {
+		t.Fatalf("spines %v", before)
+	}
+	gone := l.roster(a).ByName(before[0])
+	key := member.TreeStorePresent + "/" + member.GUIDKey(gone.GUID)
+	if _, err := l.store.Txn(t.Context(), store.Txn{Do: []store.Op{store.DeleteOp(key)}}); err != nil {
+		t.Fatal(err)
+	}
+	l.upkeep(a)
+	l.now = l.now.Add(AwayAfter - time.Second)
+	l.upkeep(a)
+	late := New(a.cfg)
+	late.Advance(t.Context())
+	if now := spines(); !slices.Equal(now, before) {
+		t.Errorf("spines %v at once, were %v", now, before)
+	}
+	l.now = l.now.Add(time.Second)
+	if again, err := late.Advance(t.Context()); again || err != nil {
+		t.Errorf("a voter that looked for a second changes something: %v", err)
+	}
+	l.upkeep(a)
+	if now := spines(); len(now) != 2 || slices.Contains(now, gone.Name) || !slices.Contains(now, before[1]) {
+		t.Errorf("spines %v, were %v", now, before)
+	}
+	for _, r := range []*Registry{a.Registry, late} {
+		if again, err := r.Advance(t.Context()); again || err != nil {
+			t.Errorf("it does not stay: %v", err)
+		}
+	}
+	if err := a.SetShape(t.Context(), gone.Name, member.Spine); err != nil {
+		t.Fatal(err)
+	}
+	l.upkeep(a)
+	if slices.Contains(spines(), gone.Name) {
+		t.Error("a member that is away is a spine, and there are others")
+	}
+	for n := 1; n < shape.MeshLimit; n++ {
+		connect(n)
+	}
+	l.upkeep(a)
+	if !slices.Contains(spines(), gone.Name) || l.roster(a).ByName(gone.Name).Away {
+		t.Errorf("spines %v: %s is back, with the role spine", spines(), gone.Name)
 	}
 }
