@@ -68,7 +68,8 @@ func (c *Client) Join(ctx context.Context, address string, token member.Secret, 
 	return nil, last
 }
 
-// Lost reports whether an error of Join leaves open what the member did: its answer did not arrive.
+// Lost reports whether an error of Join or Renew leaves open what the member did: its answer did not arrive, or it has
+// decided nothing, since it cannot use the store.
 func Lost(p *problem.Error) bool { return errors.Is(p, errReach) }
 
 // errReach is in the tree of an error of the network.
@@ -359,7 +360,11 @@ func (s *session) post(ctx context.Context, path string, in, out any) *problem.E
 		if decodeOne(text, &e) != nil || e.What == "" {
 			return s.odd(r.Status)
 		}
-		return problem.New(line(e.What), line(e.Why), line(e.Fix))
+		p := problem.New(line(e.What), line(e.Why), line(e.Fix))
+		if r.StatusCode == http.StatusServiceUnavailable {
+			p.Err = errReach // it decided nothing
+		}
+		return p
 	}
 	if err := decodeOne(text, out); err != nil {
 		return s.odd(err.Error())

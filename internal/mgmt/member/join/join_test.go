@@ -374,6 +374,49 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// undecided is a member that cannot use the store.
+type undecided struct {
+	Backend
+	why error
+}
+
+func (u undecided) Join(context.Context, *member.Request, int, string) (*registry.Answer, error) {
+	return nil, u.why
+}
+
+func (u undecided) Renew(context.Context, *x509.Certificate) (*registry.Answer, error) {
+	return nil, u.why
+}
+
+// TestUndecided: a member without the store refuses nothing: the host may be a member, and tries again.
+func TestUndecided(t *testing.T) {
+	away := &store.Error{Kind: store.ErrUnavailable, What: "cannot read fabric/change", Why: "it is away", Fix: "wait"}
+	removed := problem.New("cannot renew the certificate", "b1 was removed", "weft leave")
+	for _, x := range []struct {
+		why  error
+		lost bool
+	}{{away, true}, {fmt.Errorf("read: %w", context.DeadlineExceeded), true}, {registry.ErrNoKey, true},
+		{removed, false}} {
+		a, _ := fabric(t)
+		r, err := a.Roster(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		token := a.token(1)
+		b := *a // with a server of its own
+		b.serve(func(c *ServerConfig) { c.Backend = undecided{a, x.why} })
+		j := newJoiner(t, 2, "b1")
+		_, p := j.Join(t.Context(), b.address, token, j.id, j.q)
+		if p == nil || Lost(p) != x.lost || !strings.Contains(p.Error(), problem.Of("", x.why).Why) {
+			t.Errorf("join: %v, lost %v, want %v", p, Lost(p), x.lost)
+		}
+		_, p = j.Renew(t.Context(), b.address, *chain(a.id, a.cert, r), r, a.id)
+		if p == nil || Lost(p) != x.lost || !strings.Contains(p.Error(), problem.Of("", x.why).Why) {
+			t.Errorf("renew: %v, lost %v, want %v", p, Lost(p), x.lost)
+		}
+	}
+}
+
 // lossy loses the answer of the first join after it was kept.
 type lossy struct {
 	Backend

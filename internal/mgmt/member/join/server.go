@@ -20,6 +20,7 @@ import (
 
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/registry"
+	"weft/internal/mgmt/store"
 	"weft/internal/proto/problem"
 )
 
@@ -295,7 +296,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.Count.Refused.Add(1)
 		s.log(r, "join", q.Name, err)
-		refuse(w, http.StatusForbidden, err)
+		refuse(w, verdict(err), err)
 		return
 	}
 	s.Count.Joined.Add(1)
@@ -317,7 +318,7 @@ func (s *Server) serveRenew(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.Count.RefusedRenewals.Add(1)
 		s.log(r, "renew", r.TLS.PeerCertificates[0].Subject.CommonName, err)
-		refuse(w, http.StatusForbidden, err)
+		refuse(w, verdict(err), err)
 		return
 	}
 	s.Count.Renewed.Add(1)
@@ -359,6 +360,18 @@ func decodeOne(b []byte, v any) error {
 		return errors.New("more than one value")
 	}
 	return nil
+}
+
+// verdict is the status of an error: a refusal, or that this member can decide nothing at present, for want of the store
+// or of the CA's key. What was requested may have been done then.
+func verdict(err error) int {
+	for _, why := range []error{store.ErrUnavailable, store.ErrFull, registry.ErrNoKey, context.DeadlineExceeded,
+		context.Canceled} {
+		if errors.Is(err, why) {
+			return http.StatusServiceUnavailable
+		}
+	}
+	return http.StatusForbidden
 }
 
 // refusal is an error on the wire.
