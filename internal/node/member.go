@@ -216,6 +216,7 @@ func (n *Node) storeSecurity() *etcd.Security {
 		Settled: n.settled,
 		Known:   n.member.Knows,
 		Able:    n.mayHoldStore,
+		Out:     func(name string) bool { return isOut(n.member.Roster(), name) },
 		Retain: func(next, own *etcd.Backup) error {
 			return retain(next, own, n.member.Roster(), time.Now())
 		},
@@ -241,6 +242,12 @@ func (n *Node) mayHoldStore(name string) bool {
 	return slices.ContainsFunc(n.member.Roster().Members, func(m member.Record) bool {
 		return member.GUIDKey(m.GUID) == name && m.Roles.Has(member.Voter)
 	})
+}
+
+// isOut reports whether a member of the store was removed from the fabric, and has not joined anew.
+func isOut(r *member.Roster, name string) bool {
+	return slices.ContainsFunc(r.Removed, func(g member.Gone) bool { return member.GUIDKey(g.GUID) == name }) &&
+		!slices.ContainsFunc(r.Members, func(m member.Record) bool { return member.GUIDKey(m.GUID) == name })
 }
 
 // settled reports whether the replicas of the store are of members, and all members have certificates of CAs that are

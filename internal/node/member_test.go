@@ -125,3 +125,14 @@ func TestOtherSeeds(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// TestIsOut: a member is out after its removal, until it joins anew.
+func TestIsOut(t *testing.T) {
+	r := &member.Roster{Members: []member.Record{{GUID: trialGUID(1)}, {GUID: trialGUID(2)}},
+		Removed: []member.Gone{{GUID: trialGUID(2)}, {GUID: trialGUID(3)}}}
+	for n, want := range map[int]bool{1: false, 2: false, 3: true, 4: false} {
+		if got := isOut(r, member.GUIDKey(trialGUID(n))); got != want {
+			t.Errorf("%d: %v, want %v", n, got, want)
+		}
+	}
+}

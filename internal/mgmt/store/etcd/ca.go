@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"weft/internal/proto/mono"
@@ -41,10 +42,7 @@ func (m *Member) outdated(now mono.Time) bool {
 		m.renewal = renewal{}
 		return false
 	}
-	var names []string
-	for _, r := range m.server.Replicas() {
-		names = append(names, r.Name)
-	}
+	names, _ := m.c.Security.counted(m.server)
 	if m.c.Security.Settled != nil && !m.c.Security.Settled(names) && uint64(m.server.etcd.Leader()) != 0 {
 		m.renewal = renewal{}
 		return false
@@ -72,8 +70,9 @@ const (
 func (m *Member) preceded(ctx context.Context, now mono.Time) (wait bool) {
 	due := now.Sub(m.renewal.since)
 	own, leader, cas := m.server.ID(), uint64(m.server.etcd.Leader()), digest(m.c.Security.readCAs(m.cas, m.c.Log))
+	names, removed := m.c.Security.counted(m.server)
 	for _, r := range m.server.Replicas() {
-		if r.ID == own || r.Learner {
+		if r.ID == own || r.Learner || !slices.Contains(names, r.Name) {
 			continue
 		}
 		a, err := m.ask(ctx, host(r.URL), 0)
@@ -83,7 +82,7 @@ func (m *Member) preceded(ctx context.Context, now mono.Time) (wait bool) {
 		}
 		m.renewal.answered[r.ID] = true
 		first := own == leader || r.ID != leader && r.ID < own
-		if (a.Leader != leader || a.CAs != cas && first) && due < orderPatience {
+		if (a.Leader != leader && !removed || a.CAs != cas && first) && due < orderPatience {
 			wait = true
 		}
 	}

@@ -75,6 +75,8 @@ type Security struct {
 	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
 	// not decide that alone; nil: each may.
 	Able func(member string) bool
+	// Out reports whether a member was removed from the fabric; nil: none was.
+	Out func(member string) bool
 	// Retain changes the content of a restore before it is used, so that what was revoked since a backup stays revoked;
 	// own is what this node's copy has, nil where it has none. An error refuses the restore; nil: nothing is changed.
 	Retain func(next, own *Backup) error

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd_test
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+)
+
+// TestRemovedLeader: the leader of the group is a member that is removed, and the CA is replaced. No replica reports to
+// it any more, and its connections are from before. Another leads, its replica is removed, and changes go on.
+func TestRemovedLeader(t *testing.T) {
+	f := newFabric(t)
+	old, next := newAuthority(t), newAuthority(t)
+	r := &rollover{T: t, cas: []*authority{old}, members: map[string]*rolled{}}
+	var out, renewed atomic.Bool
+	f.security = func(name string) *etcd.Security {
+		s := r.security(name)
+		s.Out = func(member string) bool { return out.Load() && member == "a" }
+		s.Settled = func(names []string) bool { return renewed.Load() && !slices.ContainsFunc(names, s.Out) }
+		return s
+	}
+	f.open("a")
+	f.open("b", "a")
+	f.open("c", "a")
+	f.roles("a:voter b:voter c:voter")
+	if p := f.members["a"].Part(); p.Leader != "a" {
+		t.Fatalf("%s leads", p.Leader)
+	}
+	out.Store(true)
+	if _, err := f.members["b"].Txn(t.Context(), store.Txn{Do: []store.Op{store.DeleteOp("store/member/a"),
+		store.DeleteOp("store/present/a")}}); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	delete(r.members, "a")
+	r.mu.Unlock()
+	r.trust(old, next)
+	for _, name := range []string{"b", "c"} {
+		r.renew(name, next)
+	}
+	r.trust(next)
+	renewed.Store(true)
+	f.until("another leads, and a has no replica", func() bool {
+		p := f.members["b"].Part()
+		return (p.Leader == "b" || p.Leader == "c") &&
+			!slices.ContainsFunc(p.Replicas, func(r etcd.Replica) bool { return r.Name == "a" })
+	})
+	f.put("c", "k", "after")
+	f.expect("b", "k", "after")
+}
