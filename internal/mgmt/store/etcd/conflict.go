@@ -3,6 +3,9 @@
 package etcd
 
 import (
+	"context"
+	"slices"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -50,4 +53,27 @@ func (s *Server) withhold(why error) {
 	}
 	answer := status.Error(codes.Unavailable, why.Error())
 	s.withheld.Store(&answer)
+}
+
+// copied returns the error of a replica that runs elsewhere already: the directory of its node was copied, and two
+// replicas of one number would vote for two. nil: nothing answers as this one where it was last reached; mu is held, or
+// nothing runs yet. The replica of this node does not run.
+func copied(ctx context.Context, m *Member) error {
+	at := []string{m.known.Roster.Addresses[m.c.Name]}
+	for _, r := range m.known.Roster.Replicas {
+		if r.Name == m.c.Name {
+			at = append(at, host(r.URL))
+		}
+	}
+	for _, a := range slices.Compact(at) {
+		if a == "" || a == m.c.Advertise {
+			continue
+		}
+		if r, err := m.ask(ctx, a, m.known.Replica); err == nil && r.Name == m.c.Name && r.ID == m.known.Replica {
+			return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store",
+				Why: "the replica of this node runs at " + a + " too: the node's directory was copied",
+				Fix: "weft down; weft leave; remove the file identity in the copy; weft join"}
+		}
+	}
+	return nil
 }

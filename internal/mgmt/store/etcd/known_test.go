@@ -219,6 +219,34 @@ func TestClientOfTwoStores(t *testing.T) {
 	}
 }
 
+// TestCopiedReplica: a copy of the directory of a replica that runs does not start a second one of its number, at
+// another address. Where the first does not run, the host has only moved.
+func TestCopiedReplica(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.open("b", "a")
+	f.roles("a:voter b:learner")
+	f.put("a", "k", "1")
+	f.expect("b", "k", "1")
+	copied := f.configs["b"]
+	copied.Dir = quick(t)
+	if err := os.CopyFS(copied.Dir, os.DirFS(f.configs["b"].Dir)); err != nil {
+		t.Fatal(err)
+	}
+	copied.Listen, copied.Advertise = freePort(t), ""
+	copied.Advertise = copied.Listen
+	m, err := etcd.OpenMember(t.Context(), copied)
+	if err == nil {
+		m.Close()
+	}
+	want(t, err, store.ErrUnavailable, "runs at "+f.configs["b"].Advertise+" too", "weft leave")
+	f.kill("b")
+	copied.Dir = f.configs["b"].Dir
+	f.configs["b"] = copied
+	f.open("b")
+	f.roles("a:voter b:learner")
+}
+
 // TestRestoreInterrupted: the node ends when the store before is out of use and the restored one is not in yet. Its
 // next start completes the restore. What a restore left that was not complete counts for nothing.
 func TestRestoreInterrupted(t *testing.T) {

@@ -279,6 +279,9 @@ func (m *Member) begin(ctx context.Context) error {
 		m.remember() // its group is not one that this member used
 	}
 	if files(m.c.Dir).exist() {
+		if err := copied(ctx, m); err != nil {
+			return err
+		}
 		verdict, why := m.resume(ctx, 0)
 		switch verdict {
 		case voters.Conflict:
