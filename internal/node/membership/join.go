@@ -5,6 +5,7 @@ package membership
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -72,6 +73,9 @@ func Join(ctx context.Context, s JoinSpec) (*Joined, error) {
 	fresh := !dir.Pending()
 	id, err := dir.Join(s.GUID)
 	if err != nil {
+		if fresh {
+			err = errors.Join(err, dir.Abandon())
+		}
 		return nil, err
 	}
 	client := join.Client{Now: s.Now, MTU: hostnet.PathMTU}
