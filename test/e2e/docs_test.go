@@ -245,14 +245,17 @@ func newReader(t *testing.T) *reader {
 }
 
 // hosts makes network namespaces host1, host2, … at one bridge, with the addresses 10.0.0.1, 10.0.0.2, …, and a shell
-// on each with a host name and a directory of its own.
-func (r *reader) hosts(n int) {
+// on each with a host name and a directory of its own. The commands in first are for each before it has an interface.
+func (r *reader) hosts(n int, first ...string) {
 	r.t.Helper()
 	script := []string{"ip link add lan mtu 9000 type bridge && ip link set lan up"}
 	for i := range n {
-		script = append(script, strings.ReplaceAll("ip netns add hostN && "+
-			"ip link add portN mtu 9000 type veth peer name eth0 mtu 9000 netns hostN && ip link set portN master lan up && "+
-			"ip -n hostN addr add 10.0.0.N/24 dev eth0 && ip -n hostN link set eth0 up && ip -n hostN link set lo up",
+		script = append(script, fmt.Sprint("ip netns add host", i+1))
+		for _, text := range first {
+			script = append(script, fmt.Sprint("ip -n host", i+1, " ", text))
+		}
+		script = append(script, strings.ReplaceAll("ip link add portN mtu 9000 type veth peer name eth0 mtu 9000 "+
+			"netns hostN && ip link set portN master lan up && ip -n hostN addr add 10.0.0.N/24 dev eth0 && ip -n hostN link set eth0 up && ip -n hostN link set lo up",
 			"N", fmt.Sprint(i+1)))
 	}
 	list := []command{{text: strings.Join(script, "\n")}}

@@ -83,7 +83,7 @@ func TestMembers(t *testing.T) {
 	r.hosts(4)
 	r.found()
 	// Three copies before one of them ends.
-	r.eventually("host1", "weft store status | grep -c 'voter .*https\\|leader .*https'", "3")
+	r.voters("host1", 3)
 	r.must("host1", "weft fabric nodes", "... host1 weft_ib0")
 	r.must("host1", "weft pkey add 0x8001 --name red weft_ib0 weft_ib0@host2 --yes", "red 0x8001 ...",
 		"... host2 weft_ib0")
