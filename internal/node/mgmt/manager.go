@@ -157,6 +157,9 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 	if err != nil {
 		return err
 	}
+	if alone := n.withoutMajority(); alone != nil { // a caretaker is master, and changes nothing
+		return alone
+	}
 	switch who := m.Master; {
 	case m.State == "discovering", m.State == "master":
 		e.Why, e.Fix = "the manager has not finished its first sweep", "weft wait --for=active"

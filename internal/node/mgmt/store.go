@@ -249,14 +249,26 @@ func storeError(err error) error {
 }
 
 // refusedChange is the error of a change of the store: that the group has no majority, where that is why.
-func refusedChange(m *etcd.Member, f *Fabric, err error) error {
-	if m != nil && (errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)) {
-		if p := m.Part(); p.Alone {
-			d := noMajority(&p, f)
-			return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
+func (n *Network) refusedChange(err error) error {
+	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+		if alone := n.withoutMajority(); alone != nil {
+			return alone
 		}
 	}
 	return storeError(err)
+}
+
+// withoutMajority is the refusal of a change while the group of the store has no majority; nil while it has one.
+func (n *Network) withoutMajority() error {
+	if n.storeMember == nil {
+		return nil
+	}
+	p := n.storeMember.Part()
+	if !p.Alone {
+		return nil
+	}
+	d := noMajority(&p, n.fabric.Load())
+	return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
 }
 
 // Close ends the manager and closes the store.
