@@ -96,7 +96,7 @@ func (n *Network) changeError(fix string, err error) error {
 	case errors.As(err, &wrong):
 		return describe.Invalid(fix, "%v", wrong.Err)
 	}
-	return n.refusedChange(err)
+	return refusedChange(n.storeMember, n.fabric.Load(), err)
 }
 
 // changeOf is the entry of the history for a change by the caller of ctx.

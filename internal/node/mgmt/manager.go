@@ -157,7 +157,7 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 	if err != nil {
 		return err
 	}
-	if alone := n.withoutMajority(); alone != nil { // a caretaker is master, and changes nothing
+	if alone := withoutMajority(n.storeMember, n.fabric.Load()); alone != nil { // a caretaker is master, and changes nothing
 		return alone
 	}
 	switch who := m.Master; {

@@ -249,9 +249,9 @@ func storeError(err error) error {
 }
 
 // refusedChange is the error of a change of the store: that the group has no majority, where that is why.
-func (n *Network) refusedChange(err error) error {
+func refusedChange(m *etcd.Member, f *Fabric, err error) error {
 	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-		if alone := n.withoutMajority(); alone != nil {
+		if alone := withoutMajority(m, f); alone != nil {
 			return alone
 		}
 	}
@@ -259,15 +259,15 @@ func (n *Network) refusedChange(err error) error {
 }
 
 // withoutMajority is the refusal of a change while the group of the store has no majority; nil while it has one.
-func (n *Network) withoutMajority() error {
-	if n.storeMember == nil {
+func withoutMajority(m *etcd.Member, f *Fabric) error {
+	if m == nil {
 		return nil
 	}
-	p := n.storeMember.Part()
+	p := m.Part()
 	if !p.Alone {
 		return nil
 	}
-	d := noMajority(&p, n.fabric.Load())
+	d := noMajority(&p, f)
 	return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
 }
 
