@@ -124,8 +124,8 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-// TestRetainMembers: a backup is from before a voter joined, and from before another got the key of a second CA. Both are
-// in the records of what is restored, so that their removal replaces the CAs.
+// TestRetainMembers: a backup is from before a voter joined, and from before another got the key of a second CA. Both
+// are in the records of what is restored, so that their removal replaces the CAs.
 func TestRetainMembers(t *testing.T) {
 	now := time.Now()
 	r, _ := trial(t, member.Voter|member.Administrator, member.Voter, member.Voter, member.Voter)

@@ -44,7 +44,8 @@ func (m *Manager) govern(ctx context.Context) {
 	}
 }
 
-// unreadableWait is how long a manager that cannot read the intent or the VESWs waits before it stands in the next election.
+// unreadableWait is how long a manager that cannot read the intent or the VESWs waits before it stands in the next
+// election.
 const unreadableWait = 2 * time.Second
 
 // hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member

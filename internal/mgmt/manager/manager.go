@@ -506,8 +506,8 @@ func usableIntent(b []byte) (Intent, error) {
 	return i, nil
 }
 
-// Unreadable is why this manager does not manage though it is elected: the intent or the VESWs in the store cannot be used. It is
-// nil where nothing prevents it. It may be called on any goroutine.
+// Unreadable is why this manager does not manage though it is elected: the intent or the VESWs in the store cannot be
+// used. It is nil where nothing prevents it. It may be called on any goroutine.
 func (m *Manager) Unreadable() *problem.Error { return m.unreadable.Load() }
 
 // writeTimeout bounds one write of the keeper.

@@ -254,8 +254,8 @@ func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	return list
 }
 
-// loadVESWs reads the intended VESWs at the begin of a term. The revision is 0 where the store has none. Some that cannot
-// be used are a *problem.Error: the partitions of VESWs would be taken from their ports.
+// loadVESWs reads the intended VESWs at the begin of a term. The revision is 0 where the store has none. Some that
+// cannot be used are a *problem.Error: the partitions of VESWs would be taken from their ports.
 func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, err error) {
 	e, err := m.cfg.Store.Get(ctx, KeyVESWs)
 	if isNotFound(err) {

@@ -17,8 +17,8 @@ import (
 )
 
 // without is the roster of a node that cannot read that on its disk. It has this node and the voters that are kept
-// elsewhere, so that the node reads the store again, and admits no other: one that was removed could not be told from one
-// that joined.
+// elsewhere, so that the node reads the store again, and admits no other: one that was removed could not be told from
+// one that joined.
 func (m *Membership) without(kept *home.Membership, why error) (*member.Roster, error) {
 	m.unread = true
 	p := problem.Of("cannot read the roster", why)

@@ -362,8 +362,8 @@ func decodeOne(b []byte, v any) error {
 	return nil
 }
 
-// verdict is the status of an error: a refusal, or that this member can decide nothing at present, for want of the store
-// or of the CA's key. What was requested may have been done then.
+// verdict is the status of an error: a refusal, or that this member can decide nothing at present, for want of the
+// store or of the CA's key. What was requested may have been done then.
 func verdict(err error) int {
 	for _, why := range []error{store.ErrUnavailable, store.ErrFull, registry.ErrNoKey, context.DeadlineExceeded,
 		context.Canceled} {

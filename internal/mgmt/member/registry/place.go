@@ -15,8 +15,8 @@ import (
 // AwayAfter is how long a member is without a connection to the store until another one is a spine in its place.
 const AwayAfter = 5 * time.Minute
 
-// A member changes what the records have of its switch some times at once, and once in switchEvery: each change is read by
-// all members.
+// A member changes what the records have of its switch some times at once, and once in switchEvery: each change is read
+// by all members.
 const (
 	switchBurst = 8
 	switchEvery = 15 * time.Second

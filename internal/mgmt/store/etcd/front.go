@@ -18,8 +18,8 @@ import (
 
 // Bounds of the listener. A connection that does not finish its handshake in time is closed; while maxHandshakes are
 // under way, the next connection waits in the kernel's queue. A source, an IPv4 address or an IPv6 /64, has at most
-// maxSource of them, and all that are no address of a member have maxStrangers: what they open beyond is closed at once,
-// so that neither one of them nor many keep members waiting.
+// maxSource of them, and all that are no address of a member have maxStrangers: what they open beyond is closed at
+// once, so that neither one of them nor many keep members waiting.
 const (
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 64
