@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -48,8 +49,11 @@ type Term struct {
 	lease Lease
 	fence Fence
 
+	began  time.Time    // for intervals only
+	proven atomic.Int64 // ns since began until which Holds is true
+
 	lost chan struct{}
-	stop context.CancelFunc // of the goroutine that watches the key
+	stop context.CancelFunc // of the goroutines that watch the key
 	done sync.WaitGroup
 }
 
@@ -57,6 +61,13 @@ type Term struct {
 // order among several candidates is not defined. The caller ends the term with Resign, also a lost
 // one.
 func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term, error) {
+	return CampaignDoubting(ctx, s, election, who, nil)
+}
+
+// CampaignDoubting is Campaign of a candidate that can notice by itself that the leader may be dead: each receive from
+// doubts is a reason to suspect it. A leader that is alive, and reaches the store, remains the leader. Where it is not,
+// another is elected a second later, earlier than the end of its lease.
+func CampaignDoubting(ctx context.Context, s Store, election string, who Leader, doubts <-chan struct{}) (*Term, error) {
 	value, err := json.Marshal(who)
 	if err != nil {
 		return nil, err
@@ -70,7 +81,13 @@ func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term,
 	if err != nil {
 		return nil, err
 	}
-	c := candidate{s: s, key: electionKey(election), value: value}
+	c := candidate{s: s, election: election, key: electionKey(election), value: value}
+	if doubts != nil {
+		var doubting sync.WaitGroup
+		defer doubting.Wait()
+		defer stop()
+		doubting.Go(func() { c.doubt(ctx, doubts) })
+	}
 	for {
 		term, err := c.attempt(ctx)
 		if term != nil {
@@ -99,10 +116,11 @@ func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term,
 
 // candidate is a participant of an election; its lease outlives the attempts.
 type candidate struct {
-	s     Store
-	key   string
-	value []byte
-	lease Lease
+	s        Store
+	election string
+	key      string
+	value    []byte
+	lease    Lease
 }
 
 func (c *candidate) leaseLost() <-chan struct{} {
@@ -154,10 +172,15 @@ func (c *candidate) attempt(ctx context.Context) (*Term, error) {
 // begin starts the term of a candidate that has been elected.
 func (c *candidate) begin(ctx context.Context, f Fence) *Term {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	t := &Term{s: c.s, lease: c.lease, fence: f, lost: make(chan struct{}), stop: stop}
+	watching, end := context.WithCancel(ctx)
+	t := &Term{s: c.s, lease: c.lease, fence: f, began: time.Now(), lost: make(chan struct{}), stop: stop}
 	t.done.Go(func() {
 		defer close(t.lost)
-		t.watch(ctx)
+		t.watch(watching)
+	})
+	t.done.Go(func() {
+		defer end()
+		t.confirm(ctx, c.election)
 	})
 	return t
 }

@@ -260,6 +260,18 @@ func (m *Memory) Lease(ctx context.Context, ttl time.Duration) (Lease, error) {
 func (l *memLease) ID() LeaseID           { return l.id }
 func (l *memLease) Lost() <-chan struct{} { return l.lost }
 
+func (l *memLease) Renew(ctx context.Context) error {
+	if err := l.of.usable(ctx); err != nil {
+		return err
+	}
+	l.of.tree.mu.Lock()
+	defer l.of.tree.mu.Unlock()
+	if l.of.tree.leases[l.id] == nil {
+		return LeaseEnded(l.id)
+	}
+	return nil
+}
+
 func (l *memLease) Revoke(ctx context.Context) error {
 	if err := l.of.usable(ctx); err != nil {
 		return err

@@ -150,6 +150,9 @@ type Lease interface {
 	// Lost is closed when the lease has ended, or when the holder could not
 	// renew it for its time to live and must expect that it has.
 	Lost() <-chan struct{}
+	// Renew renews the lease once more, now: after it returned nil, the lease lasts at least its time to live from the
+	// call on. ErrFenced: it has ended.
+	Renew(ctx context.Context) error
 	// Revoke ends the lease now and deletes its keys. Without an answer of the
 	// store (ErrUnavailable) it still ends, by its time to live.
 	Revoke(ctx context.Context) error

@@ -83,6 +83,22 @@ func (l *lease) run(renewed <-chan *clientv3.LeaseKeepAliveResponse, ttl time.Du
 func (l *lease) ID() store.LeaseID     { return l.id }
 func (l *lease) Lost() <-chan struct{} { return l.lost }
 
+func (l *lease) Renew(ctx context.Context) error {
+	call, end, err := l.c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	_, err = l.c.cli.KeepAliveOnce(call, clientv3.LeaseID(l.id))
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return store.LeaseEnded(l.id)
+	}
+	if err != nil {
+		return l.c.failed(ctx, "renew a lease", err)
+	}
+	return nil
+}
+
 func (l *lease) Revoke(ctx context.Context) error {
 	call, end, err := l.c.begin(ctx)
 	if err != nil {

@@ -149,7 +149,7 @@ type Member struct {
 	cas     string // what Files.CA was when the replica was started
 	renewal renewal
 	lead    *lead     // while this replica leads
-	heard   mono.Time // when a learner last reached the leader, or started
+	heard   mono.Time // when a voter last had a leader or a learner reached it, or the replica started
 	moved   movement
 	own     string // Place.Own, as it was in the last look
 }
@@ -526,6 +526,9 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 			m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
 		}
 		return
+	}
+	if m.server.down() == "" && m.server.Votes() && m.server.etcd.Leader() != 0 {
+		m.heard = now
 	}
 	if m.server.down() != "" || !m.server.Leads() {
 		m.lead = nil

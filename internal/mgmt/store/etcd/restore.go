@@ -41,8 +41,9 @@ func (m *Member) Part() MemberStatus {
 			st.Role = RoleVoter
 		}
 		// A store without a group has no majority to lose: it works, or Status reports why not.
-		st.Alone = v.advertise != "" &&
-			(leader == 0 || st.Role == RoleLearner && m.c.Now().Sub(v.heard) >= alonePatience)
+		// A voter is without a leader for a moment whenever the leader changes.
+		st.Alone = v.advertise != "" && (leader == 0 || st.Role == RoleLearner) &&
+			m.c.Now().Sub(v.heard) >= alonePatience
 	}
 	for _, r := range st.Replicas {
 		if !r.Learner {
@@ -55,7 +56,8 @@ func (m *Member) Part() MemberStatus {
 	return st
 }
 
-// alonePatience is how long a learner is without the leader before it counts as alone.
+// alonePatience is how long a replica is without the leader before it counts as alone: longer than the group needs to
+// elect another.
 const alonePatience = 4 * time.Second
 
 // Alone reports whether this node has a copy, and the group no majority that the node could reach.
