@@ -23,7 +23,8 @@ func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }
 // hands over while a term lasts.
 func (m *Manager) govern(ctx context.Context) {
 	for ctx.Err() == nil {
-		term, err := store.Campaign(ctx, m.cfg.Store, Election, store.Leader{Name: m.cfg.Node, Address: m.cfg.Address})
+		term, err := store.CampaignDoubting(ctx, m.cfg.Store, Election,
+			store.Leader{Name: m.cfg.Node, Address: m.cfg.Address}, m.doubts)
 		if err != nil {
 			if ctx.Err() == nil {
 				m.cfg.Log.Error("cannot stand in the election of a subnet manager", "err", err)
@@ -99,6 +100,8 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 	fence := term.Fence()
 	m.fence.Store(&fence)
 	defer m.fence.Store(nil)
+	m.term.Store(term)
+	defer m.term.CompareAndSwap(term, nil)
 	token := uint64(fence.Created)
 	begun := make(chan struct{})
 	m.cfg.Post(func() {

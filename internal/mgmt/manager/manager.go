@@ -107,8 +107,11 @@ type Manager struct {
 	elected   bool
 	caretaker bool                        // it manages from the node's copy of the store, which has no majority
 	fence     atomic.Pointer[store.Fence] // of the present term; nil: this is not the master
+	term      atomic.Pointer[store.Term]  // the same
 	// unreadable is why this manager, elected, does not manage; nil: nothing prevents it.
 	unreadable atomic.Pointer[problem.Error]
+	doubts     chan struct{} // reasons to suspect that the master is dead
+	heldAt     mono.Time     // when a master without proof of its term looks for it again; 0: it has it
 	cancel     context.CancelFunc
 	done       sync.WaitGroup
 }
@@ -153,7 +156,7 @@ const (
 
 // New starts a manager. It takes part once the store has elected it.
 func New(c Config) (*Manager, error) {
-	m := &Manager{cfg: c, keep: make(chan keeping, 1)}
+	m := &Manager{cfg: c, keep: make(chan keeping, 1), doubts: make(chan struct{}, 1)}
 	w, _ := m.wanted()
 	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true,
 		PollInterval: pollInterval, PollRetries: pollRetries}, w.Subnet, sm.Observations{})
@@ -222,8 +225,34 @@ func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
 	}
 }
 
-// Next produces the next datagram to send by the manager's port.
+// Doubt has the managers check whether the master is alive. The caller has a reason to suspect that it is not, such as
+// a trunk that went down. It may be called on any goroutine.
+func (m *Manager) Doubt() {
+	select {
+	case m.doubts <- struct{}{}:
+	default: // one is waiting
+	}
+}
+
+// holdsTerm reports whether this manager may send: no other can have been elected yet. A caretaker has no term.
+func (m *Manager) holdsTerm() bool {
+	if !m.elected {
+		return true
+	}
+	t := m.term.Load()
+	return t != nil && t.Holds()
+}
+
+// heldRetry is when a master that could not prove its term looks again.
+const heldRetry = 20 * time.Millisecond
+
+// Next produces the next datagram to send by the manager's port. A master that cannot prove that its term lasts, as one
+// that was stopped, produces none: nothing that it sends can undo what its successor did.
 func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
+	if m.heldAt = 0; !m.holdsTerm() {
+		m.heldAt = now.Add(heldRetry)
+		return false
+	}
 	m.settle(now)
 	if m.sm.Next(now, d) {
 		return true
@@ -234,6 +263,9 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 
 // Deadline returns when Next has something to do if nothing arrives.
 func (m *Manager) Deadline() mono.Time {
+	if m.heldAt != 0 {
+		return m.heldAt
+	}
 	return mono.Min(mono.Min(m.sm.Deadline(), m.sa.Deadline()), mono.Min(m.em.Deadline(), m.keepAt))
 }
 

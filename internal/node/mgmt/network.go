@@ -110,6 +110,7 @@ type Network struct {
 	storeMember *etcd.Member     // nil: the store is memory, or an etcd elsewhere
 	manager     *manager.Manager // nil where another node, or a program, manages
 	noManager   error            // why there is none, though there should be
+	unsettled   atomic.Bool      // the last report of the store and the election had something
 	noStore     error            // why there is no store, though there should be
 }
 

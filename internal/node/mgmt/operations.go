@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
@@ -82,7 +83,7 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 		return nil, nil
 	}
 	down, err := n.sub.Degraded(trunks)
-	list = append(n.unmanaged(ctx), down...)
+	list = append(n.leaderless(ctx), down...)
 	list = append(list, unkeyed(n.noMKey.Load())...)
 	if n.manager == nil || err != nil {
 		return list, err
@@ -91,17 +92,48 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 	list = append(list, n.VESWs.degraded()...)
 	list = append(list, managerDegraded(&s)...)
 	list = append(list, n.truthDegraded()...)
-	if s.Elected {
-		return list, nil
+	return list, nil
+}
+
+// changePatience is how long the store and the election may be without a leader before that is reported: a change of
+// leaders takes less.
+const changePatience = 4 * time.Second
+
+// leaderless lists what is wrong with the store and the election. While their leaders change it waits for the end of
+// that, so that the state does not alternate. What was reported before is reported again at once.
+func (n *Network) leaderless(ctx context.Context) (list []api.Degraded) {
+	for end := time.Now().Add(changePatience); ; {
+		list = n.unmanaged(ctx)
+		if len(list) == 0 {
+			list = n.unelected(ctx)
+		}
+		if was := n.unsettled.Load(); len(list) == 0 || was || n.noManager != nil || time.Now().After(end) {
+			n.unsettled.Store(len(list) > 0)
+			return list
+		}
+		select {
+		case <-ctx.Done():
+			return list
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// unelected reports that no manager is elected.
+func (n *Network) unelected(ctx context.Context) []api.Degraded {
+	if n.manager == nil {
+		return nil
+	}
+	if s, _ := n.status(); s.Elected || s.Caretaker {
+		return nil
 	}
 	ctx, stop := context.WithTimeout(ctx, StorePatience)
 	defer stop()
 	// unmanaged reports a store that is down
 	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) {
-		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store",
-			Fix: "weft sm"})
+		return []api.Degraded{{What: "no_subnet_manager", Why: "no manager is elected in the store", Fix: "weft sm"}}
 	}
-	return list, nil
+	return nil
 }
 
 // Notices lists states of the subnet that people should know.

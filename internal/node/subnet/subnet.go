@@ -120,6 +120,8 @@ type Manager interface {
 	Handle(now mono.Time, d *mad.Datagram)
 	Next(now mono.Time, d *mad.Datagram) bool
 	Deadline() mono.Time
+	// Doubt reports a trunk that went down: the master may be at its other end.
+	Doubt()
 }
 
 // Clients are the programs that speak for ports: function 0 is the switch's port 0.

@@ -290,6 +290,9 @@ func (s *Subnet) trunkEvent(e trunk.Event) {
 		if t.port != 0 {
 			s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
 		}
+		if !e.Up && s.Manager != nil {
+			s.Manager.Doubt() // the master may be at the other end
+		}
 	})
 }
 
