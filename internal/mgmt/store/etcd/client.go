@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
@@ -54,7 +55,8 @@ type ClientConfig struct {
 // Client is a store in etcd.
 type Client struct {
 	cli       *clientv3.Client
-	namespace string // with a slash at its end
+	leasing   pb.LeaseClient // of cli
+	namespace string         // with a slash at its end
 	timeout   time.Duration
 	server    *Server // embedded; nil when etcd is elsewhere
 
@@ -127,16 +129,16 @@ func Connect(c ClientConfig) (*Client, error) {
 			","), Why: err.Error(),
 			Fix: "weft up --store http://10.0.0.1:2379", Err: err}
 	}
-	return newClient(cli, c.Namespace, c.Timeout)
+	return newClient(cli, pb.NewLeaseClient(cli.ActiveConnection()), c.Namespace, c.Timeout)
 }
 
-func newClient(cli *clientv3.Client, namespace string, timeout time.Duration) (*Client, error) {
+func newClient(cli *clientv3.Client, leasing pb.LeaseClient, namespace string, timeout time.Duration) (*Client, error) {
 	namespace = cmp.Or(namespace, DefaultNamespace)
 	if err := store.CheckKey(namespace); err != nil {
 		_ = cli.Close() // nothing runs on it yet
 		return nil, err
 	}
-	c := &Client{cli: cli, namespace: namespace + "/", timeout: cmp.Or(timeout, DefaultTimeout),
+	c := &Client{cli: cli, leasing: leasing, namespace: namespace + "/", timeout: cmp.Or(timeout, DefaultTimeout),
 		leases: map[*lease]struct{}{}, refused: map[string]error{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	return c, nil

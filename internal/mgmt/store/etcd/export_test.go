@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync"
 
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -16,6 +17,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"weft/internal/mgmt/store"
 )
@@ -142,3 +144,42 @@ func (r Relay) Use(c *Client) { r.use(c) }
 
 // DoneOnce is doneOnce.
 func DoneOnce(t store.Txn) bool { return doneOnce(t) }
+
+// Hang has the next renewal of a lease by this client wait until its caller gives up, as for a leader of the group that
+// was stopped. hung is closed then; renewed gets a value for each renewal that succeeded later.
+func (c *Client) Hang() (hung <-chan struct{}, renewed <-chan struct{}) {
+	h := &hanging{LeaseClient: c.leasing, hung: make(chan struct{}), renewed: make(chan struct{}, 100)}
+	c.leasing = h
+	return h.hung, h.renewed
+}
+
+type hanging struct {
+	pb.LeaseClient
+	once          sync.Once
+	hung, renewed chan struct{}
+}
+
+func (h *hanging) LeaseKeepAlive(ctx context.Context, o ...grpc.CallOption) (pb.Lease_LeaseKeepAliveClient, error) {
+	first := false
+	h.once.Do(func() { first = true })
+	if first {
+		<-ctx.Done()
+		close(h.hung)
+		return nil, ctx.Err()
+	}
+	s, err := h.LeaseClient.LeaseKeepAlive(ctx, o...)
+	return &counted{s, h}, err
+}
+
+type counted struct {
+	pb.Lease_LeaseKeepAliveClient
+	h *hanging
+}
+
+func (c *counted) Recv() (*pb.LeaseKeepAliveResponse, error) {
+	r, err := c.Lease_LeaseKeepAliveClient.Recv()
+	if err == nil {
+		c.h.renewed <- struct{}{}
+	}
+	return r, err
+}

@@ -417,10 +417,10 @@ func (s *Server) Client() (*Client, error) {
 	if s.clients == nil {
 		return nil, store.Closed()
 	}
+	leasing := numbered{adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(s.etcd))}
 	cli := v3client.New(s.etcd)
-	cli.Lease = clientv3.NewLeaseFromLeaseClient(numbered{adapter.LeaseServerToLeaseClient(
-		v3rpc.NewQuotaLeaseServer(s.etcd))}, cli, time.Second)
-	c, err := newClient(cli, s.c.Namespace, s.c.Timeout)
+	cli.Lease = clientv3.NewLeaseFromLeaseClient(leasing, cli, time.Second)
+	c, err := newClient(cli, leasing, s.c.Namespace, s.c.Timeout)
 	if err != nil {
 		return nil, err
 	}
