@@ -100,7 +100,7 @@ func (t *Term) confirm(ctx context.Context, election string) {
 // look renews the lease, deletes a doubt, and returns false where the term is over.
 func (t *Term) look(ctx context.Context, election string) bool {
 	began := time.Now()
-	call, stop := context.WithTimeout(ctx, ElectionTTL)
+	call, stop := context.WithTimeout(ctx, confirmFor) // a later answer proves nothing
 	defer stop()
 	if err := t.lease.Renew(call); err != nil {
 		return !errors.Is(err, ErrFenced)

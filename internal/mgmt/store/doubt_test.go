@@ -128,3 +128,54 @@ func TestDoubtSparesTheLiving(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// forgotten is a store with a first lease that can end without a notice. attempts gets a value for each transaction.
+type forgotten struct {
+	Store
+	first    Lease
+	leases   int
+	attempts chan struct{}
+}
+
+type unnoticed struct{ Lease }
+
+func (unnoticed) Lost() <-chan struct{} { return nil }
+
+func (f *forgotten) Lease(ctx context.Context, ttl time.Duration) (Lease, error) {
+	l, err := f.Store.Lease(ctx, ttl)
+	if f.leases++; f.leases > 1 || err != nil {
+		return l, err
+	}
+	f.first = l
+	return unnoticed{l}, nil
+}
+
+func (f *forgotten) Txn(ctx context.Context, t Txn) (Rev, error) {
+	defer func() { f.attempts <- struct{}{} }()
+	return f.Store.Txn(ctx, t)
+}
+
+// TestCandidateTakesAnotherLease: a candidate with a lease that has ended, which it finds out when it could be elected,
+// is elected though nothing changes in the election any more.
+func TestCandidateTakesAnotherLease(t *testing.T) {
+	mem := NewMemory()
+	defer mem.Close()
+	before, err := Campaign(t.Context(), mem, "master", Leader{Name: "first"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &forgotten{Store: mem, attempts: make(chan struct{}, 100)}
+	elected := heir(t, s, nil)
+	<-s.attempts // at first, and when the watch begins
+	<-s.attempts
+	if err := errors.Join(s.first.Revoke(t.Context()), before.Resign(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	term := <-elected
+	if s.leases != 2 {
+		t.Errorf("%d leases, want 2", s.leases)
+	}
+	if err := term.Resign(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -95,9 +95,9 @@ func CampaignDoubting(ctx context.Context, s Store, election string, who Leader,
 		}
 		var again <-chan time.Time
 		switch {
-		case errors.Is(err, ErrUnavailable):
+		case errors.Is(err, ErrUnavailable), errors.Is(err, ErrFenced): // the lease has ended: another is taken
 			again = time.After(retryEvery)
-		case !isConflict(err) && !errors.Is(err, ErrFenced):
+		case !isConflict(err):
 			c.withdraw(ctx)
 			return nil, err
 		}
