@@ -148,8 +148,8 @@ type Member struct {
 	turn    int    // which of the members without a known replica is asked next
 	cas     string // what Files.CA was when the replica was started
 	renewal renewal
-	lead    *lead     // while this replica leads
-	heard   mono.Time // when a voter last had a leader or a learner reached it, or the replica started
+	lead    *lead // while this replica leads
+	quiet   solitude
 	moved   movement
 	own     string // Place.Own, as it was in the last look
 }
@@ -327,7 +327,7 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	if err != nil {
 		return err
 	}
-	m.server, m.heard = s, m.c.Now()
+	m.server, m.quiet = s, solitude{looked: m.c.Now()}
 	if m.split {
 		s.withhold(conflict(m.why))
 	}
@@ -527,14 +527,9 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 		}
 		return
 	}
-	if m.server.down() == "" && m.server.Votes() && m.server.etcd.Leader() != 0 {
-		m.heard = now
-	}
+	m.quiet.look(now, m.c.Every, m.server.down() == "" && reachesLeader(ctx, m))
 	if m.server.down() != "" || !m.server.Leads() {
 		m.lead = nil
-		if !m.server.Votes() {
-			m.hear(ctx, now)
-		}
 		return
 	}
 	if m.lead == nil {
@@ -542,19 +537,6 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 	}
 	if err := m.lead.step(ctx, now); err != nil && ctx.Err() == nil {
 		m.c.Log.Debug("the group of the store is left as it is", "err", err)
-	}
-}
-
-// hear looks for the leader of a learner, which takes no part in elections and so does not notice that there is none.
-func (m *Member) hear(ctx context.Context, now mono.Time) {
-	leader := uint64(m.server.etcd.Leader())
-	for _, r := range m.server.Replicas() {
-		if r.ID != leader {
-			continue
-		}
-		if a, err := m.ask(ctx, host(r.URL), 0); err == nil && a.Leader == leader {
-			m.heard = now
-		}
 	}
 }
 

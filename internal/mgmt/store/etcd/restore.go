@@ -42,8 +42,7 @@ func (m *Member) Part() MemberStatus {
 		}
 		// A store without a group has no majority to lose: it works, or Status reports why not.
 		// A voter is without a leader for a moment whenever the leader changes.
-		st.Alone = v.advertise != "" && (leader == 0 || st.Role == RoleLearner) &&
-			m.c.Now().Sub(v.heard) >= alonePatience
+		st.Alone = v.advertise != "" && (leader == 0 || st.Role == RoleLearner) && v.solitary >= alonePatience
 	}
 	for _, r := range st.Replicas {
 		if !r.Learner {
@@ -55,10 +54,6 @@ func (m *Member) Part() MemberStatus {
 	}
 	return st
 }
-
-// alonePatience is how long a replica is without the leader before it counts as alone: longer than the group needs to
-// elect another.
-const alonePatience = 4 * time.Second
 
 // Alone reports whether this node has a copy, and the group no majority that the node could reach.
 func (m *Member) Alone() bool { return m.Part().Alone }

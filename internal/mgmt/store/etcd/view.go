@@ -3,8 +3,9 @@
 package etcd
 
 import (
+	"time"
+
 	"weft/internal/mgmt/store/voters"
-	"weft/internal/proto/mono"
 )
 
 // view is the state of a member at one time. It is immutable, but for the server, which has its own lock.
@@ -14,13 +15,13 @@ type view struct {
 	replicas  []Replica
 	why       string
 	advertise string
-	heard     mono.Time
+	solitary  time.Duration
 }
 
 // publish makes the state that there is now the one that is seen without mu, which is held.
 func (m *Member) publish() {
 	m.view.Store(&view{server: m.server, group: m.known.Roster.Group, replicas: m.known.Roster.Replicas, why: m.why,
-		advertise: m.c.Advertise, heard: m.heard})
+		advertise: m.c.Advertise, solitary: m.quiet.lasts})
 }
 
 // unlock publishes, and gives mu back.
