@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"weft/internal/mgmt/sm"
+	"weft/internal/proto/mad"
 )
 
 // TestCaretakerYields: a caretaker manages a subnet without a master, and yields to one, although it precedes it by
@@ -50,4 +51,21 @@ func TestCaretakerYields(t *testing.T) {
 	s.c3.Manager.Permit(s.Now, 9)
 	s.Run(time.Minute)
 	elected(t, s, 30*time.Second, s.c1, s.c3)
+}
+
+// TestCaretakerWaits: a caretaker changes nothing while a manager gives no answer. It may be the master, and what it
+// configured later than the caretaker's copy.
+func TestCaretakerWaits(t *testing.T) {
+	s := newSmall(1)
+	s.Attach(s.c2, sm.Config{}, sm.Intent{}, sm.Observations{})
+	s.Detach(s.c2)
+	s.c2.Agent.SetCapability(s.Now, mad.CapIsSM, true)
+	m := s.Attach(s.c1, sm.Config{Gated: true}, sm.Intent{}, sm.Observations{})
+	m.Caretake(s.Now, 7)
+	s.Run(time.Minute)
+	if m.State() == mad.SMMaster || m.Topo() != nil || s.c1.Agent.LID() != 0 || s.c3.Agent.LID() != 0 {
+		t.Errorf("it manages beside a manager that gives no answer: %+v", m.Status())
+	}
+	s.c2.Agent.SetCapability(s.Now, mad.CapIsSM, false)
+	elected(t, s, time.Minute, s.c1)
 }

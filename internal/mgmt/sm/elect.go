@@ -73,6 +73,7 @@ func (s *sweep) queryManager(r topo.Ref) {
 func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
 	o := remote{path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
 	if a == nil || a.Status != mad.StatusOK {
+		s.mute = true
 		s.starting = append(s.starting, o) // its port has the capability, but no manager answers yet
 		return
 	}
@@ -94,6 +95,11 @@ func (m *Manager) elect(now mono.Time) {
 	s := m.sweep
 	m.others, m.starting = s.others, s.starting
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
+	if m.caretaker && s.mute {
+		// A master that cannot prove its term at the moment gives no answer. What this node's copy has may be older.
+		m.endFailed(now, "a manager gives no answer and may be the master: the caretaker waits")
+		return
+	}
 	if m.state == mad.SMMaster && m.caretaker {
 		i := slices.IndexFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster || m.yields(&o) })
 		if i >= 0 {

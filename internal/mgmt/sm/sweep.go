@@ -59,6 +59,7 @@ type sweep struct {
 	links    int
 	others   []remote   // managers
 	starting []remote   // managers that give no answer yet, or are not active
+	mute     bool       // one of them gives no answer
 	quiet    []topo.Ref // ports behind which no node answers
 	late     map[int32]bool
 	trusted  []*topo.Switch   // by node: tables that the switch still has
