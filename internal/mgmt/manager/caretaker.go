@@ -45,7 +45,7 @@ func (m *Manager) watchMajority(ctx context.Context) {
 	}
 }
 
-// inherited is what the copy has of the last master, and of the intent.
+// inherited is what a store, or a copy of it, has of the last master, and of the intent.
 type inherited struct {
 	o       sm.Observations
 	clients sa.State
@@ -106,18 +106,24 @@ func (m *Manager) care(in inherited) {
 		m.endEthernet()
 		m.sm.Revoke(m.cfg.Now())
 	}
-	now := m.cfg.Now()
 	m.caretaker = true
+	m.resume(in)
+	m.sm.Caretake(m.cfg.Now(), in.o.Token)
+}
+
+// resume continues with what the last master observed and with the intent, on the management goroutine. The intent is
+// there before anything is changed, so that nothing intended is removed.
+func (m *Manager) resume(in inherited) {
+	now := m.cfg.Now()
 	m.sm.Restore(in.o)
 	m.sa.Restore(now, in.clients)
 	m.setKey(in.mkey, in.keyRev)
 	m.beginEthernet(in.vesws)
-	m.net = nil
+	m.net = nil // the SA has what belongs to the subnet that was
 	if in.intentRev != 0 {
 		m.setIntent(in.intent, in.intentRev)
 	}
 	m.setVESWs(in.wanted, in.wantedRev)
-	m.sm.Caretake(now, in.o.Token)
 }
 
 // careNoMore ends a caretaker: an election follows.

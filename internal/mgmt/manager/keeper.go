@@ -9,9 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"weft/internal/mgmt/sm"
-	"weft/internal/mgmt/sm/em"
-	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/store"
 	"weft/internal/proto/problem"
 )
@@ -49,33 +46,30 @@ func (m *Manager) govern(ctx context.Context) {
 // election.
 const unreadableWait = 2 * time.Second
 
+// recallAgain is the delay before a master reads again what the store did not answer: the subnet has no other meanwhile.
+const recallAgain = 200 * time.Millisecond
+
 // hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member
 // of the default partition, so that the term ends before it changes a port.
 func (m *Manager) hold(ctx context.Context, term *store.Term) error {
-	var o sm.Observations
-	var clients sa.State
-	var mkey MKey
-	var rev store.Rev
-	var vesws []em.Observed
-	var intent Intent
-	var wanted VESWs
-	var intentRev, wantedRev store.Rev
+	var in inherited
 	for {
-		err := recall(ctx, m, term, KeyObservations, &o)
+		in = inherited{}
+		err := recall(ctx, m, term, KeyObservations, &in.o)
 		if err == nil {
-			err = recall(ctx, m, term, KeyClients, &clients)
+			err = recall(ctx, m, term, KeyClients, &in.clients)
 		}
 		if err == nil {
-			vesws, err = m.recallVESWs(ctx, term)
+			in.vesws, err = m.recallVESWs(ctx, term)
 		}
 		if err == nil {
-			intent, intentRev, err = m.loadIntent(ctx)
+			in.intent, in.intentRev, err = m.loadIntent(ctx)
 		}
 		if err == nil {
-			wanted, wantedRev, err = m.loadVESWs(ctx)
+			in.wanted, in.wantedRev, err = m.loadVESWs(ctx)
 		}
 		if err == nil {
-			mkey, rev, err = m.loadMKey(ctx, term)
+			in.mkey, in.keyRev, err = m.loadMKey(ctx, term)
 		}
 		var wrong *problem.Error
 		if errors.As(err, &wrong) {
@@ -93,7 +87,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 			return nil
 		case <-ctx.Done():
 			return nil
-		case <-time.After(time.Second):
+		case <-time.After(recallAgain):
 		}
 	}
 	m.unreadable.Store(nil)
@@ -110,20 +104,10 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 		case <-m.keep:
 		default:
 		}
-		now := m.cfg.Now()
 		m.cfg.Log.Info("elected to manage the subnet", "term", token)
 		m.elected, m.caretaker = true, false
-		m.sm.Restore(o)
-		m.sa.Restore(now, clients)
-		m.setKey(mkey, rev)
-		m.beginEthernet(vesws)
-		m.net = nil // the SA has what belongs to the subnet that was
-		// The intent is read before anything is changed, so that nothing intended is removed.
-		if intentRev != 0 {
-			m.setIntent(intent, intentRev)
-		}
-		m.setVESWs(wanted, wantedRev)
-		m.sm.Permit(now, token)
+		m.resume(in)
+		m.sm.Permit(m.cfg.Now(), token)
 	})
 	defer m.cfg.Post(func() {
 		m.elected = false
