@@ -12,6 +12,7 @@ import (
 
 	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/mad"
 )
 
 // stoppable is the store of a process that can be stopped as SIGSTOP does: no call returns, no event arrives, and
@@ -36,6 +37,11 @@ func (s *stoppable) run() {
 func (s *stoppable) Get(ctx context.Context, key string) (store.Entry, error) {
 	s.run()
 	return s.Store.Get(ctx, key)
+}
+
+func (s *stoppable) List(ctx context.Context, tree string) (store.Listing, error) {
+	s.run()
+	return s.Store.List(ctx, tree)
 }
 
 func (s *stoppable) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
@@ -116,15 +122,23 @@ func TestStoppedMasterChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The first process goes on: it has something to write down, and a change to complete.
+	// The first process goes on: it has something to write down, a sweep to make, and a change to complete.
 	a.m.kept, a.m.dirty = 0, true
-	a.pump()
+	a.m.Sweep(a.now())
+	sent := a.sent
+	var d mad.Datagram
+	for a.m.Next(a.now().Add(time.Minute), &d) { // when the sweep is due
+		a.sent++
+	}
 	first.mu.Unlock()
 	reading <- true
 	if err := <-changed; !errors.Is(err, store.ErrFenced) {
 		t.Errorf("the change of the stopped master: %v", err)
 	}
 	a.until("the first notices", func() bool { return !a.m.Status().Elected })
+	if a.sent != sent || a.m.sm.Status().State == "master" {
+		t.Errorf("the stopped master sent %d datagrams, and is %+v", a.sent-sent, a.m.sm.Status())
+	}
 	if e, err := mem.Get(t.Context(), KeyIntent); err != nil || e.Rev != intent.Rev {
 		t.Errorf("the intent is %s of revision %d, it was of %d: %v", e.Value, e.Rev, intent.Rev, err)
 	}

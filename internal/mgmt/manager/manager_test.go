@@ -35,6 +35,7 @@ type node struct {
 	sw, ca *agent.Agent
 	more   map[uint8]*agent.Agent // adapters at further ports
 	start  time.Time
+	sent   int // datagrams of the manager
 	// ethernet is the agents of virtual Ethernet by port; an entry that is nil is an adapter without one.
 	ethernet map[uint8]*ports
 
@@ -90,6 +91,7 @@ func (n *node) pump() {
 	}
 	var d mad.Datagram
 	for n.m.Next(n.now(), &d) {
+		n.sent++
 		n.carry(n.sw, n.sw.Originate(n.now(), &d), d)
 	}
 }
