@@ -32,6 +32,8 @@ func (k *kept) Copy(context.Context, string) (store.Listing, error) {
 	return k.l, nil
 }
 
+func (k *kept) LeadsOthers() bool { return false }
+
 func (k *kept) set(alone bool, l store.Listing) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -19,9 +19,13 @@ func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }
 // govern stands in the election, term after term, and keeps what the manager
 // hands over while a term lasts.
 func (m *Manager) govern(ctx context.Context) {
+	who := store.Candidate{Leader: store.Leader{Name: m.cfg.Node, Address: m.cfg.Address}, Doubts: m.doubts}
+	if m.cfg.Copy != nil {
+		// After a death that takes the master and the leader of the store the subnet is without a master for longer.
+		who.Reserve = m.cfg.Copy.LeadsOthers
+	}
 	for ctx.Err() == nil {
-		term, err := store.CampaignDoubting(ctx, m.cfg.Store, Election,
-			store.Leader{Name: m.cfg.Node, Address: m.cfg.Address}, m.doubts)
+		term, err := store.Stand(ctx, m.cfg.Store, Election, who)
 		if err != nil {
 			if ctx.Err() == nil {
 				m.cfg.Log.Error("cannot stand in the election of a subnet manager", "err", err)
@@ -46,7 +50,8 @@ func (m *Manager) govern(ctx context.Context) {
 // election.
 const unreadableWait = 2 * time.Second
 
-// recallAgain is the delay before a master reads again what the store did not answer: the subnet has no other meanwhile.
+// recallAgain is the delay before a master reads again what the store did not answer: the subnet has no other master
+// meanwhile.
 const recallAgain = 200 * time.Millisecond
 
 // hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member

@@ -83,6 +83,8 @@ type Copy interface {
 	Alone() bool
 	// Copy lists what the copy has below tree.
 	Copy(ctx context.Context, tree string) (store.Listing, error)
+	// LeadsOthers reports whether the copy leads those of others, of which one can lead next.
+	LeadsOthers() bool
 }
 
 // Manager is the manager of one node. Methods belong to the management goroutine unless stated

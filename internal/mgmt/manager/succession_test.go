@@ -165,8 +165,8 @@ func TestSuccession(t *testing.T) {
 			}
 		}
 	}
-	// Each port gets the LID of its master once. Tables of switches are written as a whole, as at first: to read them costs as
-	// much. The own port of the master is written without a cable.
+	// Each port gets the LID of its master once. Tables of switches are written as a whole, as at first: to read them
+	// costs as much. The own port of the master is written without a cable.
 	sets := func(h heir, a mad.AttributeID) int { return h.sent[fmt.Sprintf("%#x", uint16(a))] }
 	for attr, most := range map[mad.AttributeID]int{mad.AttrPortInfo: ports, mad.AttrPKeyTable: 1, mad.AttrSwitchInfo: 0,
 		mad.AttrGUIDInfo: 0, mad.AttrSLtoVL: 0, mad.AttrVLArb: 0, mad.AttrLFT: sets(first, mad.AttrLFT),

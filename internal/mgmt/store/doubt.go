@@ -15,8 +15,8 @@ import (
 //
 // A leader reads the tree of the election every confirmEvery, after it renewed its lease. Each such look proves that it
 // was the leader when the look began, and that no doubt was there, or none any more; the proof is good for confirmFor.
-// So a leader that was deposed has no proof: it was deposed doubtPatience after the doubt, and its last look without the
-// doubt began before that. The lease ends later than the proof too.
+// So a leader that was deposed has no proof: it was deposed doubtPatience after the doubt, and its last look without
+// the doubt began before that. The lease ends later than the proof too.
 const (
 	confirmEvery = 200 * time.Millisecond
 	confirmFor   = 800 * time.Millisecond

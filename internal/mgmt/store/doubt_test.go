@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -21,7 +22,7 @@ func heir(t *testing.T, s Store, doubts <-chan struct{}) <-chan *Term {
 	})
 	go func() {
 		defer close(done)
-		term, err := CampaignDoubting(ctx, s, "master", Leader{Name: "heir"}, doubts)
+		term, err := Stand(ctx, s, "master", Candidate{Leader: Leader{Name: "heir"}, Doubts: doubts})
 		if err == nil {
 			elected <- term
 		}
@@ -178,4 +179,42 @@ func TestCandidateTakesAnotherLease(t *testing.T) {
 	if err := term.Resign(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestReserve: where the office becomes free, a reserve lets another candidate have it, and takes it where there is
+// none.
+func TestReserve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := NewMemory()
+		defer mem.Close()
+		first, err := Campaign(t.Context(), mem, "master", Leader{Name: "first"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		elected := make(chan *Term)
+		stand := func(who Candidate) {
+			term, err := Stand(t.Context(), mem, "master", who)
+			if err != nil {
+				t.Error(err)
+			}
+			elected <- term
+		}
+		go stand(Candidate{Leader: Leader{Name: "reserve"}, Reserve: func() bool { return true }})
+		synctest.Wait()
+		go stand(Candidate{Leader: Leader{Name: "heir"}})
+		synctest.Wait()
+		time.Sleep(time.Second) // both wait for a change
+		for _, want := range []string{"heir", "reserve"} {
+			if err := first.Resign(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			first = <-elected
+			if l, err := LeaderOf(t.Context(), mem, "master"); err != nil || l.Name != want {
+				t.Errorf("%q is elected, want %q: %v", l.Name, want, err)
+			}
+		}
+		if err := first.Resign(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -57,18 +57,31 @@ type Term struct {
 	done sync.WaitGroup
 }
 
+// Candidate is one that stands in an election.
+type Candidate struct {
+	Leader
+	// Doubts are reasons to suspect that the leader is dead, which the candidate noticed by itself. A leader that is
+	// alive, and reaches the store, remains the leader. Where it is not, another is elected a second later, earlier than
+	// the end of its lease. nil: there are none.
+	Doubts <-chan struct{}
+	// Reserve reports whether any other candidate is better: it then has the first attempt. nil: never.
+	Reserve func() bool
+}
+
+// reserveFor is how much later the attempt of a reserve is: longer than the others need to see that the office is free.
+// A replica that follows another learns of a change with the next message, 100 ms later at most.
+const reserveFor = 250 * time.Millisecond
+
 // Campaign is a candidate until it is elected or ctx ends, also while the store does not answer. The
 // order among several candidates is not defined. The caller ends the term with Resign, also a lost
 // one.
 func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term, error) {
-	return CampaignDoubting(ctx, s, election, who, nil)
+	return Stand(ctx, s, election, Candidate{Leader: who})
 }
 
-// CampaignDoubting is Campaign of a candidate that can notice by itself that the leader may be dead: each receive from
-// doubts is a reason to suspect it. A leader that is alive, and reaches the store, remains the leader. Where it is not,
-// another is elected a second later, earlier than the end of its lease.
-func CampaignDoubting(ctx context.Context, s Store, election string, who Leader, doubts <-chan struct{}) (*Term, error) {
-	value, err := json.Marshal(who)
+// Stand is Campaign of a candidate with more to state.
+func Stand(ctx context.Context, s Store, election string, who Candidate) (*Term, error) {
+	value, err := json.Marshal(who.Leader)
 	if err != nil {
 		return nil, err
 	}
@@ -82,13 +95,19 @@ func CampaignDoubting(ctx context.Context, s Store, election string, who Leader,
 		return nil, err
 	}
 	c := candidate{s: s, election: election, key: electionKey(election), value: value}
-	if doubts != nil {
+	if who.Doubts != nil {
 		var doubting sync.WaitGroup
 		defer doubting.Wait()
 		defer stop()
-		doubting.Go(func() { c.doubt(ctx, doubts) })
+		doubting.Go(func() { c.doubt(ctx, who.Doubts) })
 	}
 	for {
+		if who.Reserve != nil && who.Reserve() {
+			select {
+			case <-time.After(reserveFor):
+			case <-ctx.Done():
+			}
+		}
 		term, err := c.attempt(ctx)
 		if term != nil {
 			return term, nil

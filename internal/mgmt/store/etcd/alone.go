@@ -48,3 +48,9 @@ func reachesLeader(ctx context.Context, m *Member) bool {
 	}
 	return false
 }
+
+// LeadsOthers reports whether this node's replica leads the group, and another one could after its death.
+func (m *Member) LeadsOthers() bool {
+	s := m.view.Load().server
+	return s != nil && s.down() == "" && s.Leads() && m.Part().Voters >= 3
+}
