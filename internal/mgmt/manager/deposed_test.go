@@ -148,6 +148,49 @@ func TestStoppedMasterChangesNothing(t *testing.T) {
 	a.m.Close()
 }
 
+// unanswered is a store that was cut off: no write returns, and leases end.
+type unanswered struct {
+	store.Store
+	leases *store.Memory
+	cut    chan struct{}
+	ended  chan error // why the wait of a write ended
+}
+
+func (u *unanswered) Lease(ctx context.Context, ttl time.Duration) (store.Lease, error) {
+	return u.leases.Lease(ctx, ttl)
+}
+
+func (u *unanswered) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
+	select {
+	case <-u.cut:
+		<-ctx.Done()
+		u.ended <- ctx.Err()
+		return 0, ctx.Err()
+	default:
+		return u.Store.Txn(ctx, t)
+	}
+}
+
+// TestLostTermEndsItsWrites: a master that waits for a write when its term ends manages no more at once. Until then it
+// would be another master, without answers, for its successor.
+func TestLostTermEndsItsWrites(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	u := &unanswered{Store: mem, leases: mem.Open(), cut: make(chan struct{}), ended: make(chan error, 100)}
+	a := begin(t, "a", u)
+	defer a.m.Close()
+	a.until("it brings the port up", a.active)
+	a.until("it has kept all", func() bool { return len(a.m.keep) == 0 })
+	close(u.cut)
+	a.m.kept, a.m.dirty = 0, true
+	a.until("it writes", func() bool { return a.m.kept != 0 && len(a.m.keep) == 0 })
+	u.leases.Kill()
+	a.until("it is not elected any more", func() bool { return !a.m.Status().Elected })
+	if err := <-u.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the write ended with %v", err)
+	}
+}
+
 // TestUnreadableIntent: a manager that is elected and cannot read the intent changes no port, since each would become a
 // full member of the default partition; it gives the term back, and begins when the intent can be read. The master that
 // has read it before goes on.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"weft/internal/mgmt/store"
@@ -34,8 +35,8 @@ func (m *Manager) govern(ctx context.Context) {
 			continue
 		}
 		unreadable := m.hold(ctx, term)
-		// A clean end lets another manager go on at once.
-		end, stop := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+		// A clean end lets another manager go on at once. The lease of a term that is over may have ended, too.
+		end, stop := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
 		if err := term.Resign(end); err != nil {
 			m.cfg.Log.Debug("the term ends by itself", "err", err)
 		}
@@ -45,6 +46,9 @@ func (m *Manager) govern(ctx context.Context) {
 		}
 	}
 }
+
+// resignTimeout bounds the end of a term: until then this manager stands in no other election.
+const resignTimeout = time.Second
 
 // unreadableWait is how long a manager that cannot read the intent or the VESWs waits before it stands in the next
 // election.
@@ -57,6 +61,20 @@ const recallAgain = 200 * time.Millisecond
 // hold is one term of office. The error is an intent that cannot be read: without it every port would be a full member
 // of the default partition, so that the term ends before it changes a port.
 func (m *Manager) hold(ctx context.Context, term *store.Term) error {
+	// What waits for a store that does not answer ends with the term: until then this manager would be a second master
+	// for others, which gives them no answer.
+	ctx, stop := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop()
+	watching.Go(func() {
+		select {
+		case <-term.Lost():
+			m.cfg.Log.Warn("the term of the subnet manager is over")
+			stop()
+		case <-ctx.Done():
+		}
+	})
 	var in inherited
 	for {
 		in = inherited{}
@@ -88,8 +106,6 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 		}
 		m.cfg.Log.Warn("cannot read what the manager before observed", "err", err)
 		select {
-		case <-term.Lost():
-			return nil
 		case <-ctx.Done():
 			return nil
 		case <-time.After(recallAgain):
@@ -131,9 +147,6 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-term.Lost():
-			m.cfg.Log.Warn("the term of the subnet manager is over")
-			return nil
 		case k := <-m.keep:
 			if !m.write(ctx, term, k) {
 				return nil
@@ -142,7 +155,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) error {
 	}
 }
 
-// write keeps k until it is in the store, or is not to be there any more.
+// write keeps k until it is in the store, or is not to be there any more; ctx ends with the term.
 func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 	for {
 		c, stop := context.WithTimeout(ctx, writeTimeout)
@@ -188,8 +201,6 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 		}
 		m.cfg.Log.Warn("what was observed is not kept yet", "err", err)
 		select {
-		case <-term.Lost():
-			return false
 		case <-ctx.Done():
 			return false
 		case next := <-m.keep:
