@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(masterEnv) != "" {
 		os.Exit(master(os.Getenv(masterEnv)))
 	}
+	if os.Getenv(memberEnv) != "" {
+		os.Exit(member(os.Getenv(memberEnv)))
+	}
 	goleak.VerifyTestMain(m)
 }
 
