@@ -59,8 +59,8 @@ func (m *Member) Part() MemberStatus {
 func (m *Member) Alone() bool { return m.Part().Alone }
 
 // replica returns the server of this node, or why there is none.
-func (m *Member) replica(what string) (*Server, error) {
-	s := m.view.Load().server
+func (v *view) replica(what string) (*Server, error) {
+	s := v.server
 	if s == nil {
 		return nil, &store.Error{Kind: store.ErrUnavailable, What: what, Why: "this node has no copy of the store",
 			Fix: "weft store status lists the nodes that have one"}
@@ -70,7 +70,7 @@ func (m *Member) replica(what string) (*Server, error) {
 
 // Copy lists what this node's own copy has below tree, also while the group has no majority.
 func (m *Member) Copy(ctx context.Context, tree string) (store.Listing, error) {
-	s, err := m.replica("cannot read the copy of the store")
+	s, err := m.view.Load().replica("cannot read the copy of the store")
 	if err != nil {
 		return store.Listing{}, err
 	}
@@ -79,7 +79,7 @@ func (m *Member) Copy(ctx context.Context, tree string) (store.Listing, error) {
 
 // Backup returns the content of the store: of this node's copy, or over the network where it has none.
 func (m *Member) Backup(ctx context.Context) (*Backup, error) {
-	if s, err := m.replica("cannot back up the store"); err == nil {
+	if s, err := m.view.Load().replica("cannot back up the store"); err == nil {
 		return s.Backup(ctx)
 	}
 	l, err := m.List(ctx, "")
@@ -97,7 +97,7 @@ func (m *Member) Backup(ctx context.Context) (*Backup, error) {
 
 // Defrag writes the file of this node's replica anew. It returns its size before and after, in bytes.
 func (m *Member) Defrag() (before, after int64, err error) {
-	s, err := m.replica("cannot defragment the store")
+	s, err := m.view.Load().replica("cannot defragment the store")
 	if err != nil {
 		return 0, 0, err
 	}
