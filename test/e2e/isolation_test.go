@@ -196,7 +196,7 @@ func (s *isolation) configure() {
 		})
 	}
 	for _, key := range []uint64{0x8001, 0x8002} {
-		args := []string{"pkey", "add", fmt.Sprintf("%#x", key)}
+		args := []string{"pkey", "add", "--yes", fmt.Sprintf("%#x", key)}
 		for i, as := range isolationParts[key] {
 			if as != "" {
 				args = append(args, guids[i]+"="+as)
@@ -568,7 +568,7 @@ func (s *isolation) notices() {
 		s.t.Error("there is no master")
 		return
 	}
-	if out, err := s.Nodes[m].Weft("pkey", "add", "0xffff", "ALL"); err != nil {
+	if out, err := s.Nodes[m].Weft("pkey", "add", "--yes", "0xffff", "ALL"); err != nil {
 		s.t.Errorf("weft pkey add 0xffff ALL: %v\n%s", err, out)
 	}
 	if err := lab.Until("probes cross in an open partition", fabricLimit, func() (bool, error) {

@@ -83,7 +83,7 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 		return nil, nil
 	}
 	down, err := n.sub.Degraded(trunks)
-	list = append(n.leaderless(ctx), down...)
+	list = append(leaderless(ctx, n), down...)
 	list = append(list, unkeyed(n.noMKey.Load())...)
 	if n.manager == nil || err != nil {
 		return list, err
@@ -101,11 +101,11 @@ const changePatience = 4 * time.Second
 
 // leaderless lists what is wrong with the store and the election. While their leaders change it waits for the end of
 // that, so that the state does not alternate. What was reported before is reported again at once.
-func (n *Network) leaderless(ctx context.Context) (list []api.Degraded) {
+func leaderless(ctx context.Context, n *Network) (list []api.Degraded) {
 	for end := time.Now().Add(changePatience); ; {
 		list = n.unmanaged(ctx)
 		if len(list) == 0 {
-			list = n.unelected(ctx)
+			list = unelected(ctx, n)
 		}
 		if was := n.unsettled.Load(); len(list) == 0 || was || n.noManager != nil || time.Now().After(end) {
 			n.unsettled.Store(len(list) > 0)
@@ -120,7 +120,7 @@ func (n *Network) leaderless(ctx context.Context) (list []api.Degraded) {
 }
 
 // unelected reports that no manager is elected.
-func (n *Network) unelected(ctx context.Context) []api.Degraded {
+func unelected(ctx context.Context, n *Network) []api.Degraded {
 	if n.manager == nil {
 		return nil
 	}
