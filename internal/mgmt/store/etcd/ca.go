@@ -65,26 +65,50 @@ const (
 	orderPatience = 15 * time.Second
 )
 
-// preceded reports whether the replica waits with its start for another voter, so that the group keeps its majority: no
-// two of them are away at a time, the followers come in the order of their numbers, then the leader. mu is held.
-func (m *Member) preceded(ctx context.Context, now mono.Time) (wait bool) {
-	due := now.Sub(m.renewal.since)
-	own, leader, cas := m.server.ID(), uint64(m.server.etcd.Leader()), digest(m.c.Security.readCAs(m.cas, m.c.Log))
+// preceded reports whether the replica waits with its start for another voter; mu is held.
+func (m *Member) preceded(ctx context.Context, now mono.Time) bool {
+	v := order{own: m.server.ID(), leader: uint64(m.server.etcd.Leader()),
+		cas: digest(m.c.Security.readCAs(m.cas, m.c.Log)), due: now.Sub(m.renewal.since)}
 	names, removed := m.c.Security.counted(m.server)
+	v.removed = removed
 	for _, r := range m.server.Replicas() {
-		if r.ID == own || r.Learner || !slices.Contains(names, r.Name) {
+		if r.ID == v.own || r.Learner || !slices.Contains(names, r.Name) {
 			continue
 		}
-		a, err := m.ask(ctx, host(r.URL), 0)
-		if err != nil {
-			wait = wait || due < deadPatience || m.renewal.answered[r.ID] && due < orderPatience
-			continue
+		o := other{id: r.ID, answered: m.renewal.answered[r.ID]}
+		if a, err := m.ask(ctx, host(r.URL), 0); err == nil {
+			o.report = &a
+			m.renewal.answered[r.ID] = true
 		}
-		m.renewal.answered[r.ID] = true
-		first := own == leader || r.ID != leader && r.ID < own
-		if (a.Leader != leader && !removed || a.CAs != cas && first) && due < orderPatience {
-			wait = true
-		}
+		v.others = append(v.others, o)
 	}
-	return wait
+	return v.wait()
+}
+
+// order is what decides about the start of a replica for other CAs.
+type order struct {
+	own, leader uint64 // numbers of replicas; leader 0: there is none
+	cas         string // digest of the CAs that there are now
+	removed     bool   // the leader is a replica of a member that was removed
+	due         time.Duration
+	others      []other // voters
+}
+
+// other is another voter.
+type other struct {
+	id       uint64
+	report   *Report // nil: it does not answer
+	answered bool    // it did since the start is due
+}
+
+// wait reports whether the replica waits, so that the group keeps its majority: no two voters are away at a time, the
+// followers come in the order of their numbers, then the leader.
+func (v *order) wait() bool {
+	return slices.ContainsFunc(v.others, func(o other) bool {
+		if o.report == nil {
+			return v.due < deadPatience || o.answered && v.due < orderPatience
+		}
+		first := v.own == v.leader || o.id != v.leader && o.id < v.own
+		return (o.report.Leader != v.leader && !v.removed || o.report.CAs != v.cas && first) && v.due < orderPatience
+	})
 }

@@ -11,9 +11,7 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
@@ -166,53 +164,6 @@ func TestCAReplaced(t *testing.T) {
 	f.expect("b", "k", "2")
 	f.roles("b:voter c:voter d:voter") // d replaces a
 	f.expect("d", "k", "2")
-}
-
-// TestOneStartsAtATime replaces the CA of a group without a spare member: its replicas start again one after the other,
-// so that two of the three are always there.
-func TestOneStartsAtATime(t *testing.T) {
-	f := newFabric(t)
-	old, next := newAuthority(t), newAuthority(t)
-	r := &rollover{T: t, cas: []*authority{old}, members: map[string]*rolled{}}
-	f.security = r.security
-	members := []*etcd.Member{f.open("a"), f.open("b", "a"), f.open("c", "a")}
-	f.roles("a:voter b:voter c:voter")
-	r.trust(old, next)
-	for _, name := range []string{"a", "b", "c"} {
-		r.renew(name, next)
-	}
-	var most atomic.Int32
-	var work sync.WaitGroup
-	stop := make(chan struct{})
-	work.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Millisecond):
-			}
-			away := int32(0)
-			for _, m := range members {
-				if m.Part().Role == etcd.RoleClient {
-					away++
-				}
-			}
-			most.Store(max(most.Load(), away))
-		}
-	})
-	r.trust(next)
-	f.until("the replicas verify each other by the new CA", func() bool {
-		return !slices.ContainsFunc(members, func(m *etcd.Member) bool {
-			return m.Part().Role == etcd.RoleClient || !m.Trusts(next.cert.Raw)
-		})
-	})
-	close(stop)
-	work.Wait()
-	if n := most.Load(); n != 1 {
-		t.Errorf("%d of three replicas were away at the same time, want 1", n)
-	}
-	f.put("b", "k", "1")
-	f.expect("c", "k", "1")
 }
 
 // TestForbiddenByAnother: a replica that ended because another one reported its removal in error is there again, with
