@@ -72,7 +72,7 @@ func TestMembersUnprivileged(t *testing.T) {
 		r.must(fmt.Sprint("host", i+1), strings.ReplaceAll(asUser, "N", fmt.Sprint(i+1)))
 	}
 	r.found()
-	r.eventually("host1", "weft store status", "... leader ...", "... voter ...")
+	r.voters("host1", 3)
 }
 
 // TestMembers makes a fabric of three hosts. A host that is no member gets nothing of it. A removed member loses
