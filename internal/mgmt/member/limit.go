@@ -21,16 +21,17 @@ const (
 
 // Limiter bounds attempts by token buckets. The zero value is ready. It belongs to one goroutine or lock.
 type Limiter struct {
-	all    bucket
-	rest   bucket
-	source map[netip.Prefix]bucket
+	all    Bucket
+	rest   Bucket
+	source map[netip.Prefix]Bucket
 	swept  time.Time
 }
 
-// bucket is a token bucket by its debt: the time until which it is empty.
-type bucket struct{ until time.Time }
+// Bucket is a token bucket by its debt: the time until which it is empty. The zero value is full.
+type Bucket struct{ until time.Time }
 
-func (b *bucket) take(now time.Time, burst int, every time.Duration) bool {
+// Take takes a token, of which there are burst at once and one more each so often, or reports that there is none.
+func (b *Bucket) Take(now time.Time, burst int, every time.Duration) bool {
 	if b.until.Before(now) {
 		b.until = now
 	}
@@ -55,13 +56,13 @@ func (l *Limiter) Allow(from netip.Addr, now time.Time) bool {
 	l.sweep(now)
 	b, known := l.source[p]
 	if !known && len(l.source) >= maxSources {
-		return l.rest.take(now, sourceBurst, sourceEvery) && l.all.take(now, allBurst, allEvery)
+		return l.rest.Take(now, sourceBurst, sourceEvery) && l.all.Take(now, allBurst, allEvery)
 	}
-	if !b.take(now, sourceBurst, sourceEvery) || !l.all.take(now, allBurst, allEvery) {
+	if !b.Take(now, sourceBurst, sourceEvery) || !l.all.Take(now, allBurst, allEvery) {
 		return false
 	}
 	if l.source == nil {
-		l.source = map[netip.Prefix]bucket{}
+		l.source = map[netip.Prefix]Bucket{}
 	}
 	l.source[p] = b
 	return true

@@ -26,15 +26,10 @@ const (
 func (r *Registry) mayChange(g ib.GUID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	until := r.switches[g]
-	if until.Before(now) {
-		until = now
-	}
-	if until.Sub(now) > (switchBurst-1)*switchEvery {
-		return false
-	}
-	r.switches[g] = until.Add(switchEvery)
-	return true
+	b := r.switches[g]
+	ok := b.Take(now, switchBurst, switchEvery)
+	r.switches[g] = b
+	return ok
 }
 
 // placeMembers writes what has changed of the switches and places of members, so that all rosters have it. A
@@ -75,13 +70,16 @@ func (r *Registry) look(ctx context.Context, v *view, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	connected := map[string]bool{}
+	for _, e := range present.Entries {
+		connected[e.Key] = true
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	missed := map[member.Key]time.Time{}
 	for i := range v.roster.Members {
 		m := &v.roster.Members[i]
-		key := member.TreeStorePresent + "/" + member.GUIDKey(m.GUID)
-		if m.Store == "" || slices.ContainsFunc(present.Entries, func(e store.Entry) bool { return e.Key == key }) {
+		if m.Store == "" || connected[member.TreeStorePresent+"/"+member.GUIDKey(m.GUID)] {
 			m.Away = false
 			continue
 		}

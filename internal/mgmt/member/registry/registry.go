@@ -50,8 +50,8 @@ type Registry struct {
 	mu     sync.Mutex
 	ca     map[uint32]*member.Authority // by epoch, opened before
 	missed map[member.Key]time.Time     // since when members are not connected to the store, as this node has seen it
-	// switches is, for each member that reported another switch, until when its changes are paid for.
-	switches map[ib.GUID]time.Time
+	// switches bounds, for each member that reported another switch, how often that changes its record.
+	switches map[ib.GUID]member.Bucket
 }
 
 // New returns a registry; it does nothing before its methods are called.
@@ -60,7 +60,7 @@ func New(c Config) *Registry {
 		c.Random = rand.Reader
 	}
 	return &Registry{cfg: c, ca: map[uint32]*member.Authority{},
-		switches: map[ib.GUID]time.Time{}}
+		switches: map[ib.GUID]member.Bucket{}}
 }
 
 // view is all records at a time. Writes carry the condition that change is as it was.
@@ -145,7 +145,7 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		return nil, err
 	}
 	for i, p := range decodeAll[member.Report](v, reports) {
-		if member.TreeReport+"/"+member.GUIDKey(p.GUID) == reports.Entries[i].Key {
+		if reportKey(p.GUID) == reports.Entries[i].Key {
 			v.report[p.GUID] = p
 		}
 	}
