@@ -40,19 +40,20 @@ func TestFrontCloses(t *testing.T) {
 	}
 }
 
-// TestFrontSource: one source that opens connections and is silent is bounded, and others are served meanwhile.
-func TestFrontSource(t *testing.T) {
+// serveFront serves a front until end is called. from connects to it from an address and is silent, serves reports
+// whether a client there is served soon.
+func serveFront(t *testing.T, member func(netip.Addr) bool) (
+	n *ListenerCounters, from func(ip string) net.Conn, serves func(ip string) bool, end func()) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &ListenerCounters{}
-	f := newFront(l, nil, nil, n)
+	n = &ListenerCounters{}
+	f := newFront(l, nil, member, n)
 	var work sync.WaitGroup
 	work.Go(func() { f.serve() })
-	defer work.Wait()
-	defer f.close()
-	from := func(ip string) net.Conn {
+	from = func(ip string) net.Conn {
 		t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
 		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
@@ -62,23 +63,40 @@ func TestFrontSource(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
+	serves = func(ip string) bool {
+		t.Helper()
+		served := make(chan struct{})
+		work.Go(func() {
+			if c, err := f.rpc.Accept(); err == nil {
+				c.Close()
+			}
+			close(served)
+		})
+		if _, err := from(ip).Write([]byte(preface)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-served:
+			return true
+		case <-time.After(handshakeTimeout / 2):
+			return false
+		}
+	}
+	return n, from, serves, func() {
+		f.close()
+		work.Wait()
+	}
+}
+
+// TestFrontSource: one source that opens connections and is silent is bounded, and others are served meanwhile.
+func TestFrontSource(t *testing.T) {
+	n, from, serves, end := serveFront(t, nil)
+	defer end()
 	const flood = maxHandshakes + 10
 	for range flood {
 		from("127.0.0.2")
 	}
-	served := make(chan struct{})
-	work.Go(func() {
-		if c, err := f.rpc.Accept(); err == nil {
-			c.Close()
-		}
-		close(served)
-	})
-	if _, err := from("127.0.0.3").Write([]byte(preface)); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-served:
-	case <-time.After(handshakeTimeout / 2):
+	if !serves("127.0.0.3") {
 		t.Error("another source waits for the silent one")
 	}
 	if c, r := n.Connections.Load(), n.RefusedConns.Load(); c != flood+1 || r != flood-maxSource {
@@ -88,45 +106,15 @@ func TestFrontSource(t *testing.T) {
 
 // TestFrontStrangers: many sources that are no member's address and are silent keep no member waiting.
 func TestFrontStrangers(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &ListenerCounters{}
 	own := netip.MustParseAddr("127.0.0.99")
-	f := newFront(l, nil, func(a netip.Addr) bool { return a == own }, n)
-	var work sync.WaitGroup
-	work.Go(func() { f.serve() })
-	defer work.Wait()
-	defer f.close()
-	from := func(ip string) net.Conn {
-		t.Helper()
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
-		c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
+	n, from, serves, end := serveFront(t, func(a netip.Addr) bool { return a == own })
+	defer end()
 	for i := range 8 {
 		for range maxSource {
 			from(fmt.Sprintf("127.0.0.%d", 10+i))
 		}
 	}
-	served := make(chan struct{})
-	work.Go(func() {
-		if c, err := f.rpc.Accept(); err == nil {
-			c.Close()
-		}
-		close(served)
-	})
-	if _, err := from(own.String()).Write([]byte(preface)); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-served:
-	case <-time.After(handshakeTimeout / 2):
+	if !serves(own.String()) {
 		t.Error("a member waits for silent strangers")
 	}
 	if r := n.RefusedConns.Load(); r != 8*maxSource-maxStrangers {
