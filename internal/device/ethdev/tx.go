@@ -11,18 +11,32 @@ import (
 const headerLen = ether.OffloadLen + 2
 
 // read copies frames out of the transmit rings into room, in turn: each ring gets its share of the
-// frames, and what other rings leave.
+// frames, then the rings with more frames than their share get what the others leave.
 func (d *Device) read(frames [][]byte, off []ether.Offload, room []byte) (n int) {
 	if d.ctrl != nil {
 		d.control(d.ctrl)
 	}
 	rings := d.tx
 	d.turn++
-	broken := false
+	broken, more := false, false
 	for i := range rings {
 		v := rings[(d.turn+i)%len(rings)]
 		share := (len(frames) - n + len(rings) - i - 1) / (len(rings) - i)
 		k, rest, err := d.readRing(v, frames[n:n+share], off[n:n+share], room)
+		n, room = n+k, rest
+		if err != nil {
+			d.broken(v, err)
+			broken = true
+		}
+		v.more = err == nil && k == share
+		more = more || v.more
+	}
+	for i := 0; more && i < len(rings) && n < len(frames); i++ {
+		v := rings[(d.turn+i)%len(rings)]
+		if !v.more {
+			continue
+		}
+		k, rest, err := d.readRing(v, frames[n:], off[n:], room)
 		n, room = n+k, rest
 		if err != nil {
 			d.broken(v, err)
