@@ -430,7 +430,7 @@ func TestPartitions(t *testing.T) {
 	}
 	meet(t, 0, 2, "ibv_rc_pingpong", "-c")
 
-	// Any node can be told: what is wanted is in the store.
+	// The command works on any node: the configuration is in the store.
 	s.weft(m, "pkey", "add", "0x8001", "--name", "red", g[0], g[1], "--yes")
 	s.pkeys(0, "0x7fff", "0x8001")
 	s.pkeys(1, "0x7fff", "0x8001")

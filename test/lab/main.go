@@ -12,7 +12,7 @@ import (
 // Soak: tests run their full matrices, which take long.
 var Soak = os.Getenv("WEFT_SOAK") == "1"
 
-// OnlySoak leaves a test to the soak. Nothing lacks, so REQUIRE_E2E has no say in it.
+// OnlySoak leaves a test to the soak. REQUIRE_E2E does not change that: nothing is missing.
 func OnlySoak(t testing.TB) {
 	t.Helper()
 	if !Soak {

@@ -29,9 +29,11 @@ func checkCommand(a *app) *cobra.Command {
 		Short: "walk from one port to another and show where it breaks",
 		Long: `Walk from one port to another, and back: whether both are active, which
 partitions they share and as what members, the path by the tables of the
-switches, the MTU of each link, the state and the loss of trunks, the counters
-of the ports. The last line is the result: it works, or where it breaks and the
-fix. The exit code is 1 where it breaks. The master answers.
+switches, the MTU of each link, the state and the loss of the trunks of the
+master's node, the counters of the ports. The last line is the result: it works,
+or where it breaks and the fix. The exit code is 1 where it breaks. The node of
+the master answers from its last sweep and reads the counters of the ports; no
+packet is sent on the path.
 
 ` + portHelp,
 		Example: `  weft check weft_ib0 weft_ib0@otherhost

@@ -73,7 +73,7 @@ const (
 // Refusal is why a datagram was dropped.
 type Refusal uint8
 
-// Refusals. OK is none.
+// Refusals. OK is none. Those before BadBody are of no session and count for the link; the others count for the peer.
 const (
 	OK             Refusal = iota
 	Short                  // shorter than its header
@@ -92,8 +92,7 @@ const (
 )
 
 var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "unknown_session",
-	"old_session",
-	"bad_body", "forged", "peer_down", "duplicate", "too_old", "bad_fragment"}
+	"old_session", "bad_body", "forged", "peer_down", "duplicate", "too_old", "bad_fragment"}
 
 // String returns the counter name of r.
 func (r Refusal) String() string {

@@ -6,8 +6,7 @@ package trunk
 const windowSize = 8192
 
 // window is the receiver's sequence window of one stream of one epoch: what refuses replays. Numbers do not wrap. The
-// zero
-// value has received nothing.
+// zero value has received nothing.
 type window struct {
 	begun bool
 	young bool                    // first is less than windowSize below top

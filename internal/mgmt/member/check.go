@@ -129,8 +129,8 @@ func (c *checker) token() *problem.Error {
 		t = nil
 	}
 	if right := t.Is(r.Secret); !right && t == nil {
-		return refuse("the fabric has no token "+r.Token+": it was deleted, it is of another fabric, or a CA has "+
-			"replaced its CA since", newToken)
+		return refuse("the fabric has no token "+r.Token+": it was deleted, it is of another fabric, or the CA "+
+			"was replaced after it was made", newToken)
 	} else if !right {
 		return refuse("the secret of the token "+r.Token+" is wrong", "copy the whole line that weft token printed")
 	}

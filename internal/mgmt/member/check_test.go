@@ -50,11 +50,11 @@ var refusals = []struct {
 	{"token with control characters", func(_ *bench, r *Request, _ *Situation) { r.Token = "\x1b[2J\xff" },
 		`"?[2J?" is no token. fix: weft token, on a member, prints a new one`},
 	{"unknown token", func(_ *bench, r *Request, s *Situation) { r.Token, s.Token = "aaaaaaaa", nil },
-		"the fabric has no token aaaaaaaa: it was deleted, it is of another fabric, or a CA has replaced its CA " +
-			"since. fix: weft token, on a member, prints a new one"},
+		"the fabric has no token aaaaaaaa: it was deleted, it is of another fabric, or the CA was " +
+			"replaced after it was made. fix: weft token, on a member, prints a new one"},
 	{"token of another row", func(_ *bench, r *Request, _ *Situation) { r.Token = "aaaaaaaa" },
-		"the fabric has no token aaaaaaaa: it was deleted, it is of another fabric, or a CA has replaced its CA " +
-			"since. fix: weft token, on a member, prints a new one"},
+		"the fabric has no token aaaaaaaa: it was deleted, it is of another fabric, or the CA was " +
+			"replaced after it was made. fix: weft token, on a member, prints a new one"},
 	{"wrong secret", func(_ *bench, r *Request, s *Situation) {
 		r.Secret = slices.Clone(r.Secret)
 		r.Secret[0] ^= 1

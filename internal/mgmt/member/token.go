@@ -145,7 +145,7 @@ func (t *Token) Is(secret []byte) bool {
 
 // Proof is what a member sends before the joiner sends the secret: an HMAC with the token's hash over the keying
 // material that TLS exports for this connection (RFC 8446, section 7.5; RFC 9266). It needs the hash, which voters,
-// managers and the joiner have. A removed member has a certificate still, and not the hash; and the proof of one
+// administrators and the joiner have. A removed member has a certificate still, and not the hash; and the proof of one
 // connection is worth nothing in another.
 func Proof(hash Key, exported []byte) []byte {
 	m := hmac.New(sha256.New, hash[:])

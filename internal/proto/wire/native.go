@@ -117,8 +117,8 @@ func ParseIB(p []byte, l *LRH, g *GRH) (transport []byte, why Refusal) {
 	return nil, NotTransport
 }
 
-// VerifyIB checks both CRCs of a native packet, LRH … VCRC: OK, BadVCRC or
-// BadICRC.
+// VerifyIB checks both CRCs of a native packet, LRH … VCRC: OK, BadVCRC or BadICRC. Only tests use it; links
+// check by their own batches.
 //
 // Preconditions: ParseIB accepted p.
 func VerifyIB(p []byte) Refusal {

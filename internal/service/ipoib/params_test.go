@@ -147,7 +147,7 @@ func TestH69_Effects(t *testing.T) {
 			s.run(100 * time.Millisecond)
 			told := map[string]int{}
 			for _, e := range a.events {
-				for _, text := range []string{"made: ", "joining", "drop_short_frame", "asking"} {
+				for _, text := range []string{"made: ", "joining", "drop_short_frame", "query sent"} {
 					if strings.Contains(e.Text, text) {
 						told[text]++
 					}
@@ -155,7 +155,7 @@ func TestH69_Effects(t *testing.T) {
 			}
 			if told["made: "] != int(mask&1)*5 || (told["joining"] > 0) != (mask&2 != 0) ||
 				told["drop_short_frame"] != int(mask>>2&1) ||
-				told["asking"] != int(mask>>3&1) {
+				told["query sent"] != int(mask>>3&1) {
 				t.Errorf("debug %d: told %v", mask, told)
 			}
 		}

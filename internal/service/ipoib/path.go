@@ -144,7 +144,7 @@ func (t *shadow) sendQuery(now mono.Time, a *account, p *path) {
 		mask: mad.CompPathDGID | mad.CompPathSGID | mad.CompPathTClass | mad.CompPathNumbPath | mad.CompPathPKey,
 		done: func(now mono.Time, a answer) { t.pathAnswer(now, p, &a) }}
 	t.stats.Driver.PathQueries++
-	t.report.debugf(now, DebugPath, "path to %v: asking", p.gid)
+	t.report.debugf(now, DebugPath, "path to %v: query sent", p.gid)
 	t.sa.begin(now, p.q)
 }
 
@@ -248,7 +248,7 @@ func parsePath(a *answer) (rec mad.PathRecord, why string) {
 		return rec, err.Error()
 	}
 	if !rec.DLID.IsUnicast() || rec.SL > 15 {
-		return rec, "a path that is none"
+		return rec, "a path record without a unicast DLID or with an SL above 15"
 	}
 	return rec, ""
 }

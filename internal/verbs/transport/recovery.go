@@ -106,7 +106,7 @@ func (s *requester) resend(now mono.Time) {
 	s.gaps.found(s.una, s.maxPSN)
 	// The responder refuses a gap once: if the packet that fills it gets lost again, only a timer detects that. So it
 	// leaves twice, but for a READ: its responses would leave twice. After a retry that got lost a READ does too: on
-	// a path this bad, one packet per timeout would use up the retries of an honest connection.
+	// a path this bad, one packet per timeout would use up the retries of a connection that works.
 	s.gaps.duplicate = s.window.mode != windowOff && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
 	s.retrying = true
 	s.startAck(now)

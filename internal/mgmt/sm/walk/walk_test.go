@@ -145,7 +145,7 @@ func TestPair(t *testing.T) {
 			f.Applied = false
 		}, Warn, "partition", "no sweep has applied the newest change yet", "wait"},
 		"an extra partition": {func(f *Fabric) { f.Topo.Port(at(hostB, 1)).Held.PKeys[1] = 0x8009 }, Warn, "partition",
-			"b weft_ib0 has 0x8009 as a full member, and shall not", "weft sm"},
+			"b weft_ib0 has 0x8009 as a full member, against the configuration", "weft sm"},
 		"trunk on the way down": {func(f *Fabric) { f.unlink(at(swA, 36)) }, Fail, "path",
 			"from a weft_ib0 to b weft_ib0: the link of a weft switch port 36 is down", "weft trunk"},
 		"trunk down, a way around": {func(f *Fabric) {
@@ -271,7 +271,7 @@ func TestWhole(t *testing.T) {
 			sm.Absent}},
 		"an extra key, not applied": {func(f *Fabric) {
 			f.Topo.Port(at(hostC, 1)).Held.PKeys[1], f.Applied = 0x8003, false
-		}, []string{"warn partition c weft_ib0 has 0x8003 as a full member, and shall not: no sweep"}},
+		}, []string{"warn partition c weft_ib0 has 0x8003 as a full member, against the configuration: no sweep"}},
 		"a cut trunk": {func(f *Fabric) {
 			f.unlink(at(swB, 35))
 			delete(f.Trunks, at(swB, 35))
