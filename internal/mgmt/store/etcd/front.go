@@ -228,15 +228,14 @@ func (f *front) sort(c net.Conn) {
 		}
 		c = t
 	} else {
-		_ = c.SetReadDeadline(time.Now().Add(handshakeTimeout))
+		inTime := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // ends Peek
 		p := &peeked{Conn: c, r: bufio.NewReaderSize(c, 64)}
 		b, err := p.r.Peek(len(preface))
-		if err != nil {
+		if !inTime() || err != nil {
 			f.count.Handshakes.Add(1)
 			_ = c.Close() // it ended, or was silent
 			return
 		}
-		_ = c.SetReadDeadline(time.Time{})
 		if string(b) == preface {
 			to = f.rpc
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -37,6 +38,26 @@ func TestFrontCloses(t *testing.T) {
 			t.Fatalf("%d handshakes go on", n)
 		}
 		work.Wait()
+	}
+}
+
+// TestFrontClosesSilent: the end of a listener does not wait for a connection that is silent.
+func TestFrontClosesSilent(t *testing.T) {
+	n, from, _, end := serveFront(t, nil)
+	from("127.0.0.2")
+	for n.Connections.Load() == 0 {
+		runtime.Gosched()
+	}
+	ended := make(chan struct{})
+	go func() {
+		end()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(handshakeTimeout / 2):
+		t.Error("the end waits for the silent connection")
+		<-ended
 	}
 }
 
