@@ -189,6 +189,7 @@ func TestNotKept(t *testing.T) {
 // TestStoreComesLate: a node with a store that does not answer at the start refuses to change functions that
 // it has not read, and has them once the store answers.
 func TestStoreComesLate(t *testing.T) {
+	t.Parallel()
 	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)
 	serve := func() *etcd.Server {
 		s, err := etcd.Start(context.Background(), etcd.ServerConfig{Dir: dir, Listen: url})
