@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"strings"
@@ -199,7 +200,7 @@ func (c *Client) Get(ctx context.Context, key string) (store.Entry, error) {
 		return store.Entry{}, err
 	}
 	defer end()
-	resp, err := c.cli.Get(call, c.namespace+key)
+	resp, err := c.read(call, c.namespace+key)
 	if err != nil {
 		return store.Entry{}, c.failed(ctx, "read "+key, err)
 	}
@@ -207,6 +208,17 @@ func (c *Client) Get(ctx context.Context, key string) (store.Entry, error) {
 		return store.Entry{}, store.NotFound(key)
 	}
 	return c.entry(resp.Kvs[0]), nil
+}
+
+// read is Get of etcd. A read that a change of the leader ended begins again, with the next one: only a client over the
+// network does so by itself.
+func (c *Client) read(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	for {
+		resp, err := c.cli.Get(ctx, key, o...)
+		if !errors.Is(err, rpctypes.ErrLeaderChanged) || ctx.Err() != nil {
+			return resp, err
+		}
+	}
 }
 
 // List implements store.Store.
@@ -219,7 +231,7 @@ func (c *Client) List(ctx context.Context, tree string) (store.Listing, error) {
 		return store.Listing{}, err
 	}
 	defer end()
-	resp, err := c.cli.Get(call, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByKey,
+	resp, err := c.read(call, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByKey,
 		clientv3.SortAscend))
 	if err != nil {
 		return store.Listing{}, c.failed(ctx, "list the store", err)

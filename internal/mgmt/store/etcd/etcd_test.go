@@ -260,6 +260,20 @@ func TestNamespacesAreApart(t *testing.T) {
 	}
 }
 
+// TestReadWhileLeaderChanges: a read that a change of the leader ended begins again.
+func TestReadWhileLeaderChanges(t *testing.T) {
+	c := client(t, start(t, etcd.ServerConfig{Dir: quick(t), Timeout: patience}))
+	put(t, c, "k", "v")
+	c.ChangeLeader(2)
+	if got := get(t, c, "k"); got != "v" {
+		t.Errorf("value is %q", got)
+	}
+	c.ChangeLeader(1)
+	if l, err := c.List(t.Context(), ""); err != nil || len(l.Entries) != 1 {
+		t.Errorf("list is %+v, %v", l, err)
+	}
+}
+
 // TestAway takes an external store away and gives it back.
 func TestAway(t *testing.T) {
 	dir := quick(t)

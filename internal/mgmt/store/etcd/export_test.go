@@ -13,7 +13,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/types"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.uber.org/zap"
@@ -144,6 +146,21 @@ func (r Relay) Use(c *Client) { r.use(c) }
 
 // DoneOnce is doneOnce.
 func DoneOnce(t store.Txn) bool { return doneOnce(t) }
+
+// ChangeLeader has the next n reads of this client fail as a change of the leader has them fail.
+func (c *Client) ChangeLeader(n int) { c.cli.KV = &unled{c.cli.KV, n} }
+
+type unled struct {
+	clientv3.KV
+	n int
+}
+
+func (u *unled) Get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if u.n--; u.n >= 0 {
+		return nil, rpctypes.ErrLeaderChanged
+	}
+	return u.KV.Get(ctx, key, o...)
+}
 
 // Hang has the next renewal of a lease by this client wait until its caller gives up, as for a leader of the group that
 // was stopped. hung is closed then; renewed gets a value for each renewal that succeeded later.
