@@ -20,6 +20,7 @@ func (r *reader) names(lines ...string) {
 // which leads, another one, and one that is known by its name. Trunks and store follow, and programs work.
 func TestMembersByName(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.must("", "touch /run/hosts && mount --bind /run/hosts /etc/hosts")
 	r.names("10.0.0.1 first.example", "fd00:10::3 third.example")

@@ -35,6 +35,7 @@ import (
 // meets no other node and leaves nothing behind.
 func TestDocs(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	for _, page := range []string{"README.md", "docs/tutorial.md"} {
 		t.Run(filepath.Base(page), func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join(lab.Root(), page))
@@ -71,6 +72,7 @@ func TestDocs(t *testing.T) {
 // lists that has each kind of device and link: each counter has a description, and each description a counter.
 func TestCounters(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	var out string
 	for _, text := range []string{

@@ -98,6 +98,7 @@ for wait in $(seq 200); do [ "$(used)" = "$begun" ] || break; sleep 0.05; done
 // backup. Those that died come back as members.
 func TestMembersLost(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(3)
 	r.found()

@@ -74,6 +74,7 @@ func (r *reader) follow(host string) {
 // smaller MTU of its ends, programs and IP links work, each difference is one warning, and its fix works.
 func TestMembersMTU(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(len(mtus), "link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up")
 	for i, mtu := range mtus {

@@ -25,6 +25,7 @@ func (r *reader) leads(among ...string) (leader, master string) {
 // away is replaced and returns as a client; the member that manages the subnet and leads the store is removed.
 func TestMembersReplaced(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(5)
 	for _, h := range []string{"host1", "host2", "host3", "host4", "host5"} {

@@ -66,6 +66,7 @@ func (r *reader) found() {
 // TestMembersUnprivileged makes a fabric of the nodes of three users without a privilege.
 func TestMembersUnprivileged(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(3)
 	for i := range 3 {
@@ -79,6 +80,7 @@ func TestMembersUnprivileged(t *testing.T) {
 // everything at once, also after it started again, and can join anew; the others go on.
 func TestMembers(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(4)
 	r.found()

@@ -67,6 +67,7 @@ func (r *reader) leafPort(host string) int {
 // when the leaf starts again.
 func TestLeafBehindNAT(t *testing.T) {
 	lab.NeedNetNS(t)
+	t.Parallel()
 	r := newReader(t)
 	r.hosts(2)
 	r.behindNAT()
