@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: help install uninstall build shim check unit again sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: help install uninstall build shim check unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -20,7 +20,8 @@ ZSHDIR  := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
-RACETEST := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -tags invariants
+# Many tests wait: twice as many packages at a time as there are processors.
+RACETEST := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -p $$((2 * $$(nproc))) -tags invariants
 FUZZTIME ?= 30000x
 SOAKCOUNT ?= 20
 SOAKFUZZTIME ?= 60s
@@ -89,15 +90,19 @@ uninstall:
 
 # What CI runs: every part, the fast ones first.
 
-# The fuzzers get the processor that the programs of e2e and interop leave idle.
+# Programs mostly wait: those of e2e and of interop run at the same time, in namespaces of their own. The fuzzers get
+# the processor that all others leave idle.
 
-test: check unit sim programs-and-fuzz
+test: check unit-programs-and-fuzz
 
-programs-and-fuzz: deps-test build
-	@mkdir -p build; set -m; nice -n 19 $(MAKE) --no-print-directory fuzz >build/fuzz.log 2>&1 & fuzz=$$!; \
-	trap 'kill -- -$$fuzz 2>/dev/null || true' EXIT; \
+unit-programs-and-fuzz: deps-test build
+	@mkdir -p build; set -m; nice -n 19 $(MAKE) --no-print-directory fuzz >build/fuzz.log 2>&1 & fuzz=$$!; interop=$$fuzz; \
+	trap 'kill -- -$$fuzz -$$interop 2>/dev/null || true' EXIT; \
+	$(MAKE) --no-print-directory unit; \
+	$(MAKE) --no-print-directory sim; \
+	$(MAKE) --no-print-directory interop >build/interop.log 2>&1 & interop=$$!; \
 	$(MAKE) --no-print-directory e2e; \
-	$(MAKE) --no-print-directory interop; \
+	wait $$interop || { cat build/interop.log; exit 1; }; cat build/interop.log; \
 	wait $$fuzz || { cat build/fuzz.log; exit 1; }; cat build/fuzz.log
 
 check: deps-build
@@ -112,9 +117,9 @@ check: deps-build
 unit fuzz e2e soak-unit soak-fuzz soak-e2e: export GOTMPDIR ?= $(DISK)
 unit fuzz e2e soak-unit soak-fuzz soak-e2e: export TMPDIR := $(shell scripts/tmpdir)
 
-# The library's tests get the processor that the others leave idle.
+# The library's tests get the processor that the others leave idle, before the fuzzers.
 unit: deps-build
-	@mkdir -p build; set -m; nice -n 19 shim/test/run.sh >build/shim.log 2>&1 & shim=$$!; \
+	@mkdir -p build; set -m; nice -n 10 shim/test/run.sh >build/shim.log 2>&1 & shim=$$!; \
 	trap 'kill -- -$$shim 2>/dev/null || true' EXIT; \
 	$(RACETEST) ./internal/... ./cmd/... ./test/simfab/...; \
 	wait $$shim || { cat build/shim.log; exit 1; }; cat build/shim.log
@@ -132,7 +137,7 @@ fuzz:
 	@scripts/fuzz $(FUZZTIME)
 
 e2e: deps-test build
-	$(GO) test -count=1 -timeout 60m ./test/lab ./test/e2e/...
+	$(GO) test -count=1 -parallel 4 -timeout 60m ./test/lab ./test/e2e/...
 
 interop: deps-test build
 	$(GO) test -count=1 -timeout 60m ./test/interop/...
@@ -162,7 +167,7 @@ soak-fuzz: deps-build
 	@scripts/fuzz $(SOAKFUZZTIME)
 
 soak-e2e: deps-test build
-	WEFT_SOAK=1 $(GO) test -count=1 -timeout 4h ./test/lab ./test/e2e/...
+	WEFT_SOAK=1 $(GO) test -count=1 -parallel 4 -timeout 4h ./test/lab ./test/e2e/...
 
 soak-interop: deps-test build
 	WEFT_SOAK=1 $(GO) test -count=1 -timeout 4h ./test/interop/...
