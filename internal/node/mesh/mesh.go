@@ -10,7 +10,6 @@ package mesh
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -29,8 +28,6 @@ const (
 	lookEvery = time.Second
 	// patience is how long a trunk that is down stays at one address of a peer with several.
 	patience = 3 * time.Second
-	// lookup bounds the resolution of the names of one member.
-	lookup = 2 * time.Second
 )
 
 // Trunks are the trunks of the node. Its methods may wait for a lane.
@@ -68,6 +65,7 @@ type Mesh struct {
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 	latest chan *member.Roster // of length 1: the newest
+	names  *resolver
 
 	mu     sync.Mutex // guards what follows; it is held for no call
 	status []api.Degraded
@@ -100,7 +98,7 @@ func New(c Config) *Mesh {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		}
 	}
-	m := &Mesh{cfg: c, latest: make(chan *member.Roster, 1), ends: map[ib.GUID]*end{}}
+	m := &Mesh{cfg: c, latest: make(chan *member.Roster, 1), ends: map[ib.GUID]*end{}, names: newResolver(c.Resolve, c.Now)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -112,6 +110,7 @@ func (m *Mesh) Start() { m.work.Go(m.run) }
 func (m *Mesh) Close() {
 	m.stop()
 	m.work.Wait()
+	m.names.work.Wait()
 }
 
 // Follow hands over a roster, which takes the place of the one before.
@@ -145,6 +144,7 @@ func (m *Mesh) run() {
 		case <-m.ctx.Done():
 			return
 		case m.roster = <-m.latest:
+		case <-m.names.done:
 		case <-tick.C:
 		}
 		if m.roster != nil {
@@ -153,7 +153,8 @@ func (m *Mesh) run() {
 	}
 }
 
-// step makes the trunks those of the plan, and has those that are down try other addresses.
+// step makes the trunks those of the plan, and has those that are down try other addresses. It waits for no name: a
+// member chooses its own, and the trunk of another that is removed ends at once.
 func (m *Mesh) step() {
 	self := m.own()
 	var plan []ib.GUID
@@ -188,6 +189,7 @@ func (m *Mesh) step() {
 			m.tend(x, e)
 		}
 	}
+	m.names.keep(want)
 	m.report()
 }
 
@@ -218,7 +220,10 @@ func (m *Mesh) add(self, x *member.Record) {
 	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now()}
 	e.list, e.why = []netip.AddrPort{{}}, nil // from wherever the other begins
 	if e.dials {
-		e.list, e.why = m.addresses(x)
+		var ready bool
+		if e.list, ready, e.why = m.names.addresses(m.ctx, x); !ready && len(e.list) == 0 {
+			return // the step after the answer adds it
+		}
 	}
 	for i, at := range e.list { // some may be of a family without a socket
 		e.at = i
@@ -249,8 +254,11 @@ func (m *Mesh) tend(x *member.Record, e *end) {
 	if now.Sub(e.since) < patience {
 		return
 	}
+	list, ready, err := m.names.addresses(m.ctx, x)
+	if !ready {
+		return // the step after the answer goes on
+	}
 	e.since = now
-	list, err := m.addresses(x)
 	if err != nil {
 		return // the address in use stays
 	}
@@ -262,40 +270,6 @@ func (m *Mesh) tend(x *member.Record, e *end) {
 			return
 		}
 	}
-}
-
-// addresses are those at which a member may be reached, resolved.
-func (m *Mesh) addresses(x *member.Record) (list []netip.AddrPort, err error) {
-	ctx, stop := context.WithTimeout(m.ctx, lookup)
-	defer stop()
-	for _, a := range x.Addresses {
-		if at, e := netip.ParseAddrPort(a); e == nil {
-			list = append(list, at)
-			continue
-		}
-		host, port, e := net.SplitHostPort(a)
-		if e != nil {
-			err = errors.Join(err, e)
-			continue
-		}
-		n, e := net.DefaultResolver.LookupPort(ctx, "udp", port)
-		if e != nil {
-			err = errors.Join(err, e)
-			continue
-		}
-		ips, e := m.cfg.Resolve(ctx, host)
-		err = errors.Join(err, e)
-		for _, ip := range ips {
-			list = append(list, netip.AddrPortFrom(ip.Unmap(), uint16(n)))
-		}
-	}
-	switch {
-	case len(list) > 0:
-		return list, nil
-	case err == nil:
-		err = errors.New("no address of it is known")
-	}
-	return nil, err
 }
 
 func (m *Mesh) remove(g ib.GUID, e *end) {

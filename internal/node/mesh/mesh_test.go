@@ -306,3 +306,58 @@ func TestTurnedTrunk(t *testing.T) {
 		k.expect(t, "m2 2 10.0.0.2:4792", "m3 3 10.0.0.3:4792")
 	})
 }
+
+// TestSlowNames: names of members that are not resolved for a while delay neither the end of the trunk of a removed
+// member, nor the names of others; those of a member that is removed meanwhile are forgotten.
+func TestSlowNames(t *testing.T) {
+	const slow = 2 * maxLookups
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		open, most := 0, 0
+		m, k := start(t, 1, func(ctx context.Context, host string) ([]netip.Addr, error) {
+			mu.Lock()
+			open++
+			most = max(most, open)
+			mu.Unlock()
+			<-ctx.Done()
+			mu.Lock()
+			open--
+			mu.Unlock()
+			if host == "silent.example" {
+				return nil, ctx.Err()
+			}
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nil
+		})
+		all := []member.Record{rec(1, host), rec(2, host, "10.0.0.2:7"),
+			rec(3, host, "silent.example:7", "10.0.0.3:7"), rec(4, host, "silent.example:7")}
+		for n := range slow {
+			all = append(all, rec(10+n, host, "slow.example:7"))
+		}
+		began := time.Now()
+		m.Follow(roster(all...))
+		k.expect(t, "m2 2 10.0.0.2:7", "m3 3 10.0.0.3:7")
+		k.set(func() { k.up[0] = true })
+		m.Follow(roster(append(all[:1:1], all[2:]...)...))
+		k.expect(t, "m3 3 10.0.0.3:7")
+		if d := time.Since(began); d != 0 {
+			t.Errorf("the trunk of a removed member ends after %v", d)
+		}
+		time.Sleep(4 * lookup)
+		synctest.Wait()
+		if n := len(k.all()); n != slow+1 {
+			t.Errorf("%d trunks, want %d", n, slow+1)
+		}
+		if d := m.Degraded(); len(d) != 1 || !strings.Contains(d[0].Why, "no trunk to m4: ") {
+			t.Errorf("%+v", d)
+		}
+		if most != maxLookups {
+			t.Errorf("%d lookups at a time, want %d", most, maxLookups)
+		}
+		m.Follow(roster(all[:2]...))
+		time.Sleep(2 * lookup)
+		k.expect(t, "m2 2 10.0.0.2:7")
+		if n := len(m.names.answers); n != 0 {
+			t.Errorf("%d answers are kept", n)
+		}
+	})
+}
