@@ -117,18 +117,29 @@ func (n *Node) shared() *mgmt.Fabric {
 		Label:      n.member.Label,
 		MayRestore: func() error { return mayRestore(n.member.Roster(), n.identity) },
 	}
+	roles := rolesOf(roster, n.identity)
+	f.Unable = !roles.Has(member.Voter)
+	f.NoManager, f.NoAdministrator = !roles.Has(member.Manager), !roles.Has(member.Administrator)
 	for i := range roster.Members {
 		x := &roster.Members[i]
-		switch voter := x.Roles.Has(member.Voter); {
-		case x.GUID == n.identity:
-			f.Unable = !voter
-			f.NoManager, f.NoAdministrator = !x.Roles.Has(member.Manager), !x.Roles.Has(member.Administrator)
-		case voter && x.Store != "" && x.Store != f.Advertise:
+		if x.GUID != n.identity && x.Roles.Has(member.Voter) && x.Store != "" && x.Store != f.Advertise {
 			f.Seeds = append(f.Seeds, x.Store)
 		}
 	}
 	f.Seeds = append(f.Seeds, otherSeeds(roster, n.identity, own)...)
 	return f
+}
+
+// rolesOf are the roles of the member with a GUID: none where the roster has no record of it, since that is one that
+// was removed. Every start has a record: the roster that a host gets when it joins and that of the first member have
+// theirs, and where the file is unreadable one is made of the certificate.
+func rolesOf(r *member.Roster, guid ib.GUID) member.Role {
+	for i := range r.Members {
+		if x := &r.Members[i]; x.GUID == guid {
+			return x.Roles
+		}
+	}
+	return 0
 }
 
 // maxOtherSeeds bounds otherSeeds.

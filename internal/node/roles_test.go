@@ -11,7 +11,10 @@ import (
 	"weft/internal/control/cli"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/home"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/mgmt"
 )
 
 // TestFoundWithoutMKey: where the M_Key of a fabric cannot be written, it is open to others, and status reports that.
@@ -96,5 +99,43 @@ func TestRolesOfMembers(t *testing.T) {
 			list, err := api.Get(ctx, r.cli, api.ListTrunks)
 			return err == nil && len(list) == 1 && list[0].Up
 		})
+	}
+}
+
+// TestNoRecord: a member that its own roster does not list has no roles, from its start on; one that is listed has its
+// own again, also before it reads the store.
+func TestNoRecord(t *testing.T) {
+	ctx := context.Background()
+	a := run(t, func(c *config.Config) {
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+	})
+	if _, err := api.Call(ctx, a.cli, api.CreateToken, api.NewToken{Uses: 1}); err != nil {
+		t.Fatal(err)
+	}
+	a.end()
+	dir := home.Open(a.cfg.Dir)
+	listed, err := dir.Roster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := *listed
+	without.Members = nil
+	for i, r := range []*member.Roster{&without, listed} {
+		has := i == 1
+		if err := dir.SaveRoster(r); err != nil {
+			t.Fatal(err)
+		}
+		var f *mgmt.Fabric
+		testHookOpened = func(n *Node) { f = n.shared() }
+		a = a.again(func(c *config.Config) {
+			c.Store, c.TrunkPort, c.StorePort = config.StoreEmbedded, a.cfg.TrunkPort, a.cfg.StorePort
+		})
+		testHookOpened = nil
+		m, _ := a.node.mgmt.Manager()
+		if f.Unable == has || f.NoManager == has || f.NoAdministrator == has || (m != nil) != has {
+			t.Errorf("a record: %v; unable %v, no manager %v, no administrator %v; a manager runs: %v", has, f.Unable,
+				f.NoManager, f.NoAdministrator, m != nil)
+		}
+		a.end()
 	}
 }
