@@ -194,10 +194,10 @@ func (a *Authority) CA(s CAState, now time.Time) CA {
 // Sealed is the key of a CA, sealed to a voter (RFC 9180: DHKEM(X25519), HKDF-SHA256, AES-256-GCM). Without a voter's
 // own key it reveals nothing: it may be in backups, and every member may read it.
 type Sealed struct {
-	Version int    `json:"version"`
-	Epoch   uint32 `json:"epoch"`
-	To      Key    `json:"to"` // the voter
-	Box     []byte `json:"box"`
+	Form
+	Epoch uint32 `json:"epoch"`
+	To    Key    `json:"to"` // the voter
+	Box   []byte `json:"box"`
 }
 
 // sealInfo binds a seal to what it is for, so that no other sealed value passes as a CA's key.
@@ -222,7 +222,7 @@ func (a *Authority) Seal(c Claims, to Key) (Sealed, error) {
 		return Sealed{}, err
 	}
 	box, err := hpke.Seal(pk, hpke.HKDFSHA256(), hpke.AES256GCM(), sealInfo(a.fabric, a.Epoch, to), raw)
-	return Sealed{Version: recordVersion, Epoch: a.Epoch, To: to, Box: box}, err
+	return Sealed{Epoch: a.Epoch, To: to, Box: box}, err
 }
 
 // Open returns the CA with the key that was sealed to id.

@@ -3,7 +3,9 @@
 package member
 
 import (
+	"bytes"
 	"crypto/x509"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +57,9 @@ func recode[T any, R interface {
 	if err != nil {
 		t.Fatalf("encoded and not decoded: %v", err)
 	}
+	if f := R(&v).form(); R(&w).form().Kept == nil {
+		f.Kept = nil // it did not fit
+	}
 	if diff := cmp.Diff(v, w); diff != "" {
 		t.Fatal(diff)
 	}
@@ -100,10 +105,57 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// TestNewerRecords: the fields that a later weft adds with a later minor form cost no record, and are written back by
+// what changes it, as long as all of it fits.
+func TestNewerRecords(t *testing.T) {
+	for name, b := range samples(t) {
+		with := func(head, more string) []byte {
+			s := strings.Replace(string(b), `"version":1`, `"version":1`+head, 1)
+			return []byte(s[:len(s)-1] + more + "}")
+		}
+		f := kinds[name]
+		if f(t, with(`,"minor":0`, `,"next":1`)) == nil || f(t, with(`,"minor":-1`, "")) == nil {
+			t.Errorf("%s: an unknown field passes without a later form", name)
+		}
+		if err := f(t, with(`,"minor":7`, `,"next":{"a":[1]},"Version":1`)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b := samples(t)["report"]
+	text := func(more string) []byte {
+		return []byte(strings.Replace(string(b), `"version":1`, `"version":1,"minor":7,"next":{"a":[1]},"GUID":"x"`+more, 1))
+	}
+	if _, err := Decode[Report](text("")); err == nil { // it is another spelling of guid
+		t.Error("a wrong GUID passes")
+	}
+	b = []byte(strings.Replace(string(b), `"guid":`, `"switch":{"ports":3,"lamps":4},"guid":`, 1))
+	v, err := Decode[Report](bytes.Replace(text(""), []byte(`,"GUID":"x"`), nil, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.More = 9
+	again, err := Encode(v)
+	if err != nil || !v.Newer() || v.Switch.Ports != 3 {
+		t.Fatalf("%v, %+v", err, v)
+	}
+	var got struct {
+		Minor, More int
+		Next        struct{ A []int }
+	}
+	if err := json.Unmarshal(again, &got); err != nil || got.Minor != 7 || got.More != 9 || len(got.Next.A) != 1 {
+		t.Errorf("%v: %s", err, again)
+	}
+	v.Kept["pad"] = json.RawMessage(`"` + strings.Repeat("x", MaxRecord) + `"`)
+	if again, err = Encode(v); err != nil || len(again) > MaxRecord {
+		t.Errorf("%d octets, %v", len(again), err)
+	}
+}
+
 // FuzzRecords decodes any octets as each kind of record.
 func FuzzRecords(f *testing.F) {
 	for _, b := range samples(f) {
 		f.Add(b)
+		f.Add(bytes.Replace(b, []byte(`"version":1`), []byte(`"version":1,"minor":3,"next":[{}]`), 1))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, kind := range kinds {

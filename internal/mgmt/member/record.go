@@ -3,21 +3,15 @@
 package member
 
 import (
-	"bytes"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
 	"weft/internal/mgmt/member/shape"
 	"weft/internal/proto/ib"
 )
-
-// recordVersion is the version of every record here. A record of another version is refused, never guessed.
-const recordVersion = 1
 
 // Bounds of records.
 const (
@@ -101,7 +95,7 @@ func (s State) After(e Event) State {
 
 // Record is a member in the store. Its key there is the GUID, which stays over renames.
 type Record struct {
-	Version     int       `json:"version"`
+	Form
 	GUID        ib.GUID   `json:"guid"`
 	Name        string    `json:"name"`
 	Key         Key       `json:"key"`
@@ -186,13 +180,13 @@ func (s Switch) Check() error {
 
 // Gone is a removed member. It stays until its certificates have ended.
 type Gone struct {
-	Version int       `json:"version"`
-	GUID    ib.GUID   `json:"guid"`
-	Name    string    `json:"name"`
-	Key     Key       `json:"key"`
-	At      time.Time `json:"at"`
-	By      string    `json:"by"`
-	Until   time.Time `json:"until"` // the end of its last certificate: then the record may go
+	Form
+	GUID  ib.GUID   `json:"guid"`
+	Name  string    `json:"name"`
+	Key   Key       `json:"key"`
+	At    time.Time `json:"at"`
+	By    string    `json:"by"`
+	Until time.Time `json:"until"` // the end of its last certificate: then the record may go
 	// MKey: the M_Key that it had is still in force. A removal is complete when none has it.
 	MKey bool `json:"m_key,omitempty"`
 }
@@ -230,11 +224,11 @@ var DefaultPolicy = Policy{Skew: MaxSkew, MemberLife: MemberLife}
 
 // Fabric is the identity of a fabric with its CAs.
 type Fabric struct {
-	Version int       `json:"version"`
-	ID      string    `json:"id"`
-	Made    time.Time `json:"made"`
-	Policy  Policy    `json:"policy"`
-	CAs     []CA      `json:"cas"` // in the order of their epochs; one signs
+	Form
+	ID     string    `json:"id"`
+	Made   time.Time `json:"made"`
+	Policy Policy    `json:"policy"`
+	CAs    []CA      `json:"cas"` // in the order of their epochs; one signs
 }
 
 // Check returns why f is no fabric.
@@ -289,7 +283,7 @@ func (f *Fabric) Signing() *CA {
 
 // Report is what a member writes about itself; no other member writes it.
 type Report struct {
-	Version     int       `json:"version"`
+	Form
 	GUID        ib.GUID   `json:"guid"`
 	Incarnation uint64    `json:"incarnation"`     // drawn at each start of the node
 	Program     string    `json:"program"`         // version of weft
@@ -343,74 +337,4 @@ func (s *Sealed) Check() error {
 		return errors.New("the sealed key has no epoch, no voter or no content")
 	}
 	return nil
-}
-
-// Value is a record: Record, Gone, Fabric, Report, Sealed, Token or Roster.
-type Value interface {
-	Check() error
-	version() *int
-	limit() int
-}
-
-func (r *Record) version() *int { return &r.Version }
-func (g *Gone) version() *int   { return &g.Version }
-func (f *Fabric) version() *int { return &f.Version }
-func (r *Report) version() *int { return &r.Version }
-func (s *Sealed) version() *int { return &s.Version }
-func (t *Token) version() *int  { return &t.Version }
-func (r *Roster) version() *int { return &r.Version }
-
-func (r *Record) limit() int { return MaxRecord }
-func (g *Gone) limit() int   { return MaxRecord }
-func (f *Fabric) limit() int { return MaxRecord }
-func (r *Report) limit() int { return MaxRecord }
-func (s *Sealed) limit() int { return MaxRecord }
-func (t *Token) limit() int  { return MaxRecord }
-func (r *Roster) limit() int { return MaxRoster }
-
-// Encode returns the form of a record in the store: JSON with its version. A record that Check refuses is not encoded.
-func Encode[T any, R interface {
-	*T
-	Value
-}](v T) ([]byte, error) {
-	r := R(&v)
-	*r.version() = recordVersion
-	if err := r.Check(); err != nil {
-		return nil, err
-	}
-	return json.Marshal(v)
-}
-
-// Decode is the reverse of Encode. Foreign octets are refused with the reason: another version, unknown fields, too
-// long, not what Check accepts.
-func Decode[T any, R interface {
-	*T
-	Value
-}](b []byte) (v T, err error) {
-	r := R(&v)
-	if len(b) > r.limit() {
-		return v, fmt.Errorf("the record has %d octets, at most %d fit", len(b), r.limit())
-	}
-	var head struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
-		return v, fmt.Errorf("the record is unreadable: %w", err)
-	}
-	if head.Version != recordVersion {
-		return v, fmt.Errorf("the record is of version %d, this weft reads version %d", head.Version, recordVersion)
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&v); err != nil {
-		return v, fmt.Errorf("the record is unreadable: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return v, errors.New("the record is unreadable: more than one value")
-	}
-	if err := r.Check(); err != nil {
-		var none T
-		return none, err
-	}
-	return v, nil
 }

@@ -15,7 +15,7 @@ import (
 
 // Roster is what every member holds, and keeps on disk: it decides about certificates also while the store is away.
 type Roster struct {
-	Version  int       `json:"version"`
+	Form
 	Fabric   string    `json:"fabric"`
 	Revision int64     `json:"revision"` // of the store
 	At       time.Time `json:"at"`       // when it was read

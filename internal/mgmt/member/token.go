@@ -101,16 +101,16 @@ func isTokenID(s string) bool { return decodeExact(make([]byte, tokenIDSize), s)
 
 // Token is a join token in the store: the secret's hash, not the secret.
 type Token struct {
-	Version int       `json:"version"`
-	ID      string    `json:"id"`
-	Hash    Key       `json:"hash"`  // SHA-256 of the secret
-	Epoch   uint32    `json:"epoch"` // of the CA that it pins
-	Roles   Role      `json:"roles"` // what it can give
-	Uses    int       `json:"uses"`  // how many members it lets in; 0: any number
-	Used    int       `json:"used"`
-	Made    time.Time `json:"made"`
-	End     time.Time `json:"end"`
-	By      string    `json:"by"` // member and user
+	Form
+	ID    string    `json:"id"`
+	Hash  Key       `json:"hash"`  // SHA-256 of the secret
+	Epoch uint32    `json:"epoch"` // of the CA that it pins
+	Roles Role      `json:"roles"` // what it can give
+	Uses  int       `json:"uses"`  // how many members it lets in; 0: any number
+	Used  int       `json:"used"`
+	Made  time.Time `json:"made"`
+	End   time.Time `json:"end"`
+	By    string    `json:"by"` // member and user
 }
 
 // Check returns why t is no token.

@@ -653,15 +653,26 @@ func (m *Membership) Degraded() (list []api.Degraded) {
 	return list
 }
 
-// Notices lists a rotation of the CA that is under way.
-func (m *Membership) Notices() []api.Degraded {
-	r := m.roster.Load()
-	if r == nil || len(r.CAs) < 2 {
-		return nil
+// Notices lists a rotation of the CA that is under way, and records that a later weft wrote.
+func (m *Membership) Notices() (list []api.Degraded) {
+	if r := m.roster.Load(); r != nil && len(r.CAs) >= 2 {
+		list = append(list, api.Degraded{What: "ca_rotation",
+			Why: fmt.Sprintf("%d CAs of the fabric are valid, until each member has a certificate of the newest", len(r.CAs)),
+			Fix: "none is needed; start the members that are away: weft member list"})
 	}
-	return []api.Degraded{{What: "ca_rotation",
-		Why: fmt.Sprintf("%d CAs of the fabric are valid, until each member has a certificate of the newest", len(r.CAs)),
-		Fix: "none is needed; start the members that are away: weft member list"}}
+	m.mu.Lock()
+	r := m.registry
+	m.mu.Unlock()
+	if r == nil {
+		return list
+	}
+	if n := r.Newer(); n.Records > 0 {
+		list = append(list, api.Degraded{What: "records_newer",
+			Why: fmt.Sprintf("a later weft wrote %d records of the fabric, such as %s: what it added to them has no effect here",
+				n.Records, n.Key),
+			Fix: "install that version of weft here: weft member list --wide has them all"})
+	}
+	return list
 }
 
 // Counters adds the counters of the join protocol, and of the commands at its port.

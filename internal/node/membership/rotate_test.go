@@ -3,6 +3,7 @@
 package membership
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
@@ -72,5 +73,31 @@ func TestRotate(t *testing.T) {
 	spec.Token, spec.Host = strings.Fields(made.Line)[4], "127.0.0.1:"+port(b.cfg.Port)
 	if _, err := Join(t.Context(), spec); err != nil {
 		t.Errorf("by a token of the new CA: %v", err)
+	}
+}
+
+// TestNewerNotice: a member reports that a later weft has written records, as long as there are any.
+func TestNewerNotice(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), &clockwork{})
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.Get(t.Context(), member.KeyFabric)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := bytes.Replace(e.Value, []byte(`"version":1`), []byte(`"version":1,"minor":1,"next":{}`), 1)
+	for i, b := range [][]byte{newer, e.Value} {
+		if _, err := store.Put(t.Context(), s, member.KeyFabric, b); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the notice or its end", func() bool {
+			n := a.Notices()
+			return i == 1 && len(n) == 0 ||
+				i == 0 && len(n) == 1 && n[0].What == "records_newer" && strings.Contains(n[0].Why, member.KeyFabric)
+		})
 	}
 }

@@ -52,6 +52,20 @@ type Registry struct {
 	missed map[member.Key]time.Time     // since when members are not connected to the store, as this node has seen it
 	// switches bounds, for each member that reported another switch, how often that changes its record.
 	switches map[ib.GUID]member.Bucket
+	newer    Newer
+}
+
+// Newer are the records that a later weft wrote, with fields that this one may lack.
+type Newer struct {
+	Records int
+	Key     string // of one of them
+}
+
+// Newer returns those that were read last.
+func (r *Registry) Newer() Newer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.newer
 }
 
 // New returns a registry; it does nothing before its methods are called.
@@ -71,6 +85,7 @@ type view struct {
 	report map[ib.GUID]member.Report
 	joined map[ib.GUID]reach // of the records; roster has those that were reported since
 	bad    []*problem.Error  // records that are unreadable
+	newer  Newer
 }
 
 // reach is where a member is reached.
@@ -126,8 +141,9 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		return nil, err
 	}
 	if v.fabric, err = member.Decode[member.Fabric](e.Value); err != nil {
-		return nil, problem.New("cannot use the fabric", err.Error(), "weft store restore")
+		return nil, problem.New("cannot use the fabric", err.Error(), "weft store restore, or upgrade weft")
 	}
+	v.see(member.KeyFabric, &v.fabric)
 	v.roster = member.Roster{Fabric: v.fabric.ID, Revision: int64(v.change.Rev), At: r.cfg.Now(),
 		Skew: int64(v.fabric.Policy.Skew), CAs: v.fabric.CAs}
 	records, err := s.List(ctx, member.TreeRecord)
@@ -161,6 +177,9 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		}
 	}
 	v.dropAmbiguous()
+	r.mu.Lock()
+	r.newer = v.newer
+	r.mu.Unlock()
 	return v, v.roster.Consistent()
 }
 
@@ -193,6 +212,23 @@ func (v *view) dropAmbiguous() {
 	}
 }
 
+// see counts a record that a later weft wrote.
+func (v *view) see(key string, x member.Value) {
+	if x.Newer() {
+		v.newer.Records++
+		v.newer.Key = key
+	}
+}
+
+// unreadable reports a record that cannot be read. A report is of its member alone, which writes it anew.
+func (v *view) unreadable(key string, err error) {
+	fix := "weft store restore, or upgrade weft"
+	if store.Below(member.TreeReport, key) {
+		fix = "upgrade weft on the host with that GUID, or remove it: weft member list"
+	}
+	v.bad = append(v.bad, problem.New("cannot read "+key, err.Error(), fix))
+}
+
 // decodeAll decodes a listing. An unreadable record is left out and reported: its member is not admitted.
 func decodeAll[T any, R interface {
 	*T
@@ -202,11 +238,12 @@ func decodeAll[T any, R interface {
 		e := l.Entries[i]
 		x, err := member.Decode[T, R](e.Value)
 		if err != nil {
-			v.bad = append(v.bad, problem.New("cannot read "+e.Key, err.Error(), "weft store restore, or upgrade weft"))
+			v.unreadable(e.Key, err)
 			l.Entries = slices.Delete(l.Entries, i, i+1)
 			i--
 			continue
 		}
+		v.see(e.Key, R(&x))
 		list = append(list, x)
 	}
 	return list
