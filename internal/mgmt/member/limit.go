@@ -35,11 +35,19 @@ func (b *Bucket) Take(now time.Time, burst int, every time.Duration) bool {
 	if b.until.Before(now) {
 		b.until = now
 	}
-	if b.until.Sub(now) > time.Duration(burst-1)*every {
+	if b.Wait(now, burst, every) > 0 {
 		return false
 	}
 	b.until = b.until.Add(every)
 	return true
+}
+
+// Wait is how long it is until there is a token, 0 where there is one.
+func (b *Bucket) Wait(now time.Time, burst int, every time.Duration) time.Duration {
+	if b.until.Before(now) {
+		return 0
+	}
+	return max(b.until.Sub(now)-time.Duration(burst-1)*every, 0)
 }
 
 // Allow counts an attempt of a source, and reports whether it may go on. An attempt that is refused costs nothing.

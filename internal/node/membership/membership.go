@@ -624,19 +624,11 @@ func (m *Membership) wake() {
 // run does what is due now and then.
 func (m *Membership) run() {
 	w := worker{m: m, spread: rand.Float64()}
-	tick := time.NewTicker(workEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-m.ctx.Done():
-			return
-		case <-tick.C:
-		case <-m.poke:
-		}
+	paced(m.ctx, m.poke, func() {
 		ctx, stop := context.WithTimeout(m.ctx, workTime)
+		defer stop()
 		w.round(ctx)
-		stop()
-	}
+	})
 }
 
 // Degraded lists what is wrong with the membership.

@@ -31,6 +31,41 @@ type worker struct {
 	probed   time.Time
 }
 
+// Rounds begin some at once, and then once in roundEvery: any member wakes all voters by its reports.
+const (
+	roundBurst = 4
+	roundEvery = time.Second
+)
+
+// paced calls round each workEvery, and after each value of poke, until ctx ends. The values that come before a round
+// begins are one.
+func paced(ctx context.Context, poke <-chan struct{}, round func()) {
+	tick := time.NewTicker(workEvery)
+	defer tick.Stop()
+	var pace member.Bucket
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-poke:
+		}
+		if wait := pace.Wait(time.Now(), roundBurst, roundEvery); wait > 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+		}
+		pace.Take(time.Now(), roundBurst, roundEvery)
+		select {
+		case <-poke:
+		default:
+		}
+		round()
+	}
+}
+
 // round does all of it once.
 func (w *worker) round(ctx context.Context) {
 	w.renew(ctx)
@@ -298,12 +333,14 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	w.reported.Clock = time.Time{}
 	stored, err := r.Reported(ctx)
 	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
-	if foreign && !m.voter() { // a voter sees it with all others
+	if foreign { // a voter sees its own again with all others
 		m.mu.Lock()
 		id, name := m.id, m.kept.Name
 		m.mu.Unlock()
 		w.saw(id.Key(), name, &stored)
-		m.fault("identity_copied", w.saw(id.Key(), name, &p))
+		if !m.voter() {
+			m.fault("identity_copied", w.saw(id.Key(), name, &p))
+		}
 	}
 	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
 		m.fault("member_report", nil)

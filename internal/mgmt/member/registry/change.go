@@ -472,7 +472,7 @@ func (r *Registry) advanceMember(ctx context.Context, v *view, m *member.Record)
 		} else {
 			next = next.After(member.Idle)
 		}
-		if next != m.State {
+		if next != m.State && r.mayChange(m.GUID, r.cfg.Now()) {
 			x := *m
 			x.State = next
 			return join(v.record(x))

@@ -15,20 +15,20 @@ import (
 // AwayAfter is how long a member is without a connection to the store until another one is a spine in its place.
 const AwayAfter = 5 * time.Minute
 
-// A member changes what the records have of its switch some times at once, and once in switchEvery: each change is read
-// by all members.
+// A member changes its record by its reports some times at once, and then once in changeEvery: each change is read by
+// all members.
 const (
-	switchBurst = 8
-	switchEvery = 15 * time.Second
+	changeBurst = 8
+	changeEvery = 15 * time.Second
 )
 
-// mayChange counts a change of a member's switch, or reports that there were too many.
+// mayChange counts a change of a record that its member caused, or reports that there were too many.
 func (r *Registry) mayChange(g ib.GUID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b := r.switches[g]
-	ok := b.Take(now, switchBurst, switchEvery)
-	r.switches[g] = b
+	b := r.caused[g]
+	ok := b.Take(now, changeBurst, changeEvery)
+	r.caused[g] = b
 	return ok
 }
 

@@ -50,9 +50,9 @@ type Registry struct {
 	mu     sync.Mutex
 	ca     map[uint32]*member.Authority // by epoch, opened before
 	missed map[member.Key]time.Time     // since when members are not connected to the store, as this node has seen it
-	// switches bounds, for each member that reported another switch, how often that changes its record.
-	switches map[ib.GUID]member.Bucket
-	newer    Newer
+	// caused bounds, for each member, how often its reports change its record.
+	caused map[ib.GUID]member.Bucket
+	newer  Newer
 }
 
 // Newer are the records that a later weft wrote, with fields that this one may lack.
@@ -73,8 +73,7 @@ func New(c Config) *Registry {
 	if c.Random == nil {
 		c.Random = rand.Reader
 	}
-	return &Registry{cfg: c, ca: map[uint32]*member.Authority{},
-		switches: map[ib.GUID]member.Bucket{}}
+	return &Registry{cfg: c, ca: map[uint32]*member.Authority{}, caused: map[ib.GUID]member.Bucket{}}
 }
 
 // view is all records at a time. Writes carry the condition that change is as it was.

@@ -130,17 +130,24 @@ func TestSetShape(t *testing.T) {
 	}
 }
 
-// TestSwitchChanges: a member that reports another switch again and again has the records change a few times, then now
-// and then.
-func TestSwitchChanges(t *testing.T) {
+// TestReportedChanges: a member that reports another switch again and again, or programs and none while it is drained,
+// has the records change a few times, then now and then.
+func TestReportedChanges(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
 	b := l.join(a, 2, "b1")
+	kinds := []func(i int, p *member.Report){
+		func(i int, p *member.Report) { p.Switch = member.Switch{Ports: 100 + i%2, Devices: 4} },
+		func(i int, p *member.Report) { p.Users = make([]member.User, i%2) }, // of one that is drained
+	}
+	kind := 0
 	changes := func(n int) (changed int) {
+		t.Helper()
 		for i := range n {
 			before := l.roster(a).Revision
-			if err := b.Report(t.Context(), member.Report{Incarnation: 1, Clock: l.now,
-				Switch: member.Switch{Ports: 100 + i%2, Devices: 4}}); err != nil {
+			p := member.Report{Incarnation: 1, Clock: l.now, Switch: member.Switch{Ports: 101, Devices: 4}}
+			kinds[kind](i, &p)
+			if err := b.Report(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
 			l.upkeep(a)
@@ -152,15 +159,21 @@ func TestSwitchChanges(t *testing.T) {
 		return changed
 	}
 	changes(1) // the member is active
-	if n := changes(15); n < 7 || n > 9 {
-		t.Errorf("%d changes at once", n)
-	}
-	if n := changes(60); n > 6 {
-		t.Errorf("%d changes in a minute", n)
-	}
-	l.now = l.now.Add(10 * time.Minute)
-	if n := changes(2); n == 0 {
-		t.Error("no change later")
+	for kind = range kinds {
+		l.now = l.now.Add(10 * time.Minute)
+		if n := changes(15); n < 7 || n > 9 {
+			t.Errorf("%d: %d changes at once", kind, n)
+		}
+		if n := changes(60); n > 6 {
+			t.Errorf("%d: %d changes in a minute", kind, n)
+		}
+		l.now = l.now.Add(10 * time.Minute)
+		if n := changes(2); n == 0 {
+			t.Errorf("%d: no change later", kind)
+		}
+		if err := a.SetDrain(t.Context(), "b1", true, false); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
