@@ -132,6 +132,30 @@ const MaxAsked = maxAsked
 // WithInterrupt has each restore end with an error between the old files and the new ones.
 func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end; return c }
 
+// FailAside has the files of the member's replica not be set aside; nil: they can be.
+func (m *Member) FailAside(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.c.asideFails = err
+}
+
+// SetAside ends the replica and sets its files aside. The member looks at its group no more: it would begin another
+// replica under the number of this one.
+func (m *Member) SetAside() {
+	m.stop()
+	m.work.Wait()
+	m.mu.Lock()
+	defer m.unlock()
+	m.retire("a test")
+}
+
+// KeptAsLearner reports whether the member's files are of a replica that has not voted.
+func (m *Member) KeptAsLearner() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.known.Learner
+}
+
 // Busy has the member wait as for another one over the network, until the function that it returns is called.
 func (m *Member) Busy() (end func()) { m.mu.Lock(); return m.mu.Unlock }
 

@@ -15,6 +15,8 @@ import (
 type known struct {
 	Replica uint64 `json:"replica,omitempty"`
 	Fabric  string `json:"fabric,omitempty"` // with which the replica was last started
+	// Learner: the replica has not voted yet. What it has is of the voters, or less.
+	Learner bool   `json:"learner,omitempty"`
 	Roster  Roster `json:"roster"`
 }
 
@@ -107,19 +109,36 @@ func flush(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// setAside takes the files of the replica out of use. The last ones that were set aside are kept.
+// setAside takes the files of the replica out of use. The last ones that were set aside are kept; those of a learner
+// are not kept in the place of others, which may be the only copy of what a restore on another node lost.
 func (m *Member) setAside(why string) error {
 	m.c.Log.Warn("the files of this node's replica are set aside", "why", why)
 	m.why = why
-	old := filepath.Join(m.c.Dir, "etcd.old")
-	if err := os.RemoveAll(old); err != nil {
+	if err := m.putAside(); err != nil {
 		return fmt.Errorf("set the old store aside: %w", err)
 	}
-	err := os.Rename(filepath.Join(m.c.Dir, "etcd"), old)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("set the old store aside: %w", err)
-	}
-	m.known.Replica = 0
+	m.known.Replica, m.known.Learner = 0, false
 	m.remember()
 	return nil
 }
+
+// putAside renames or removes the files.
+func (m *Member) putAside() error {
+	if m.c.asideFails != nil {
+		return m.c.asideFails
+	}
+	f := files(m.c.Dir)
+	if _, err := os.Stat(f.path(asideDir)); err == nil && m.known.Learner {
+		return os.RemoveAll(f.path("etcd"))
+	}
+	if err := os.RemoveAll(f.path(asideDir)); err != nil {
+		return err
+	}
+	if err := os.Rename(f.path("etcd"), f.path(asideDir)); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// asideDir has the files that were set aside.
+const asideDir = "etcd.old"

@@ -57,8 +57,9 @@ type MemberConfig struct {
 	Every     time.Duration // between looks at the group; 1 s
 	Now       func() mono.Time
 	Log       *slog.Logger
-	// interrupt ends a restore between the old files and the new ones, as the end of the node there.
-	interrupt error
+	// interrupt ends a restore between the old files and the new ones, as the end of the node there; asideFails is why
+	// files cannot be set aside.
+	interrupt, asideFails error
 }
 
 // Security authenticates the members to each other. Without it every connection may read and write the store:
@@ -323,6 +324,7 @@ func (m *Member) scheme() string {
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	m.cas, m.renewal = m.c.Security.readCAs(m.cas, m.c.Log), renewal{}
+	m.known.Learner = m.known.Learner || join != nil
 	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
 	if err != nil {
 		return err
@@ -526,6 +528,10 @@ func (m *Member) stepReplica(ctx context.Context, now mono.Time) {
 			m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
 		}
 		return
+	}
+	if m.known.Learner && m.server.down() == "" && m.server.Votes() {
+		m.known.Learner = false
+		m.remember()
 	}
 	m.quiet.look(now, m.c.Every, m.server.down() == "" && reachesLeader(ctx, m))
 	if m.server.down() != "" || !m.server.Leads() {

@@ -154,6 +154,15 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	built := false
+	defer func() {
+		if built {
+			return
+		}
+		if err := os.RemoveAll(fresh); err != nil { // else a later start would complete what failed
+			m.c.Log.Error("a restore that failed is still there", "dir", fresh, "err", err)
+		}
+	}()
 	if err := m.build(ctx, fresh, b, generation); err != nil {
 		return err
 	}
@@ -169,7 +178,7 @@ func (m *Member) Restore(ctx context.Context, b *Backup, force bool) error {
 	if err := m.setAside("the store was restored on this node"); err != nil {
 		return err
 	}
-	m.why = ""
+	built, m.why = true, ""
 	if m.c.interrupt != nil {
 		return m.c.interrupt
 	}
