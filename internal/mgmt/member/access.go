@@ -25,6 +25,7 @@ const (
 	TreeGone   = "member/removed" // hexadecimal Key: Gone
 	TreeReport = "member/report"  // GUID: Report, written by the member itself
 
+	TreeNode = "node" // GUID/…: what the member keeps of its devices
 	// What members write for the replication of the store, below their GUIDs.
 	TreeStoreMember  = "store/member"
 	TreeStorePresent = "store/present"
@@ -72,7 +73,7 @@ var rules = []rule{
 	{tree: TreeStoreMember, own: maxPresence, write: Voter},
 	{tree: TreeStorePresent, own: maxPresence, write: Voter},
 	{tree: "store", write: Voter},
-	{tree: "node", own: maxFunctions, below: "/functions"},
+	{tree: TreeNode, own: maxFunctions, below: "/functions", write: Voter}, // which remove them with their member
 	{tree: treeHistory, read: Voter | Manager | Administrator, write: Manager},
 }
 

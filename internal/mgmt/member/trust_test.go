@@ -474,7 +474,8 @@ func TestMayAccess(t *testing.T) {
 		{0, "subnet/n", "subnet0", true, false}, // behind the M_Key
 		{0, "node/" + own + "/functions", "", true, true},
 		{0, "node/" + other + "/functions", "", true, false},
-		{HostRoles, "node/" + other + "/functions", "", true, false},
+		{HostRoles, "node/" + other + "/functions", "", true, true}, // with the removal of that member
+		{Manager, "node/" + other + "/functions", "", true, false},
 		{0, "node/" + own + "/", "node/" + own + "0", true, false},
 		{0, "node/" + own + "/x", "", true, false}, // one key, so that none can fill the store
 		{0, "node/" + own + "/functions/x", "", true, false},

@@ -224,10 +224,12 @@ func (r *Registry) Reported(ctx context.Context) (member.Report, error) {
 }
 
 // Remove removes a member: it is out with this transaction. It returns what was replaced; the M_Key follows, and
-// Advance repeats that until it is done.
+// Advance repeats that until it is done. Nothing that the member wrote of its own stays. In a store that is full that is
+// deleted first, which makes room.
 func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (member.Replaced, error) {
 	var done member.Replaced
-	err := r.edit(ctx, func(v *view) ([]store.Op, error) {
+	var own []store.Op
+	decide := func(v *view) ([]store.Op, error) {
 		now := r.cfg.Now()
 		next, err := member.NewAuthority(v.fabric.ID, v.fabric.NextEpoch(), now, 0)
 		if err != nil {
@@ -243,11 +245,10 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 			return nil, err
 		}
 		g := plan.Gone.GUID
-		ops = append(ops, store.DeleteOp(recordKey(g)), store.DeleteOp(reportKey(g)),
-			store.DeleteOp(nameKey(plan.Gone.Name)),
-			// Its replica of the store leaves the group.
-			store.DeleteOp(member.TreeStoreMember+"/"+member.GUIDKey(g)),
-			store.DeleteOp(member.TreeStorePresent+"/"+member.GUIDKey(g)))
+		if own, err = r.own(ctx, g); err != nil {
+			return nil, err
+		}
+		ops = append(append(ops, own...), store.DeleteOp(recordKey(g)), store.DeleteOp(nameKey(plan.Gone.Name)))
 		for _, c := range v.fabric.CAs {
 			ops = append(ops, store.DeleteOp(sealedKey(c.Epoch, g)))
 		}
@@ -263,7 +264,14 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 		}
 		f, err := r.replaceCA(v, *plan.Fabric, next, plan.Voters)
 		return append(ops, f...), err
-	})
+	}
+	err := r.edit(ctx, decide)
+	if errors.Is(err, store.ErrFull) && len(own) > 0 {
+		if _, err := r.cfg.Store.Txn(ctx, store.Txn{Do: own}); err != nil {
+			return 0, err
+		}
+		err = r.edit(ctx, decide)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -271,6 +279,21 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 		return done, r.rekey(ctx)
 	}
 	return done, nil
+}
+
+// maxOwn bounds the keys of a member's devices, of which there is one.
+const maxOwn = 16
+
+// own deletes what a member writes of its own. Its replica of the store leaves the group by that.
+func (r *Registry) own(ctx context.Context, g ib.GUID) ([]store.Op, error) {
+	guid := "/" + member.GUIDKey(g)
+	ops := []store.Op{store.DeleteOp(reportKey(g)), store.DeleteOp(member.TreeStoreMember + guid),
+		store.DeleteOp(member.TreeStorePresent + guid)}
+	devices, err := r.cfg.Store.List(ctx, member.TreeNode+guid)
+	for _, e := range devices.Entries[:min(len(devices.Entries), maxOwn)] {
+		ops = append(ops, store.DeleteOp(e.Key))
+	}
+	return ops, err
 }
 
 // replaceCA writes a fabric with a new CA, its key sealed to voters.
