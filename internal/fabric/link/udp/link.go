@@ -28,6 +28,8 @@ const (
 	recvBytes    = 64 << 10 // per message: the largest datagram or train
 	// mtuEvery is the period of path MTU queries to the kernel.
 	mtuEvery = time.Second
+	// strangeFor is how long datagrams of no peer are a reason for a trunk that is down. A peer sends a hello more often.
+	strangeFor = 30 * time.Second
 )
 
 // Config configures a Link.
@@ -101,7 +103,9 @@ type Link struct {
 	size     int            // of each datagram in it, 0: not begun
 	n, off   int            // its length, and where in it
 	from     netip.AddrPort // the source of the datagrams
-	stranger netip.AddrPort
+	stranger netip.AddrPort // the last source that is no peer's
+	strange  uint64         // DropUnknown in the tick before
+	recent   mono.Time      // until when the last of them counts as recent; 0: none is
 	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
 	// Hellos and replies.
@@ -387,6 +391,12 @@ func (l *Link) Inject(i trunk.Injector) { l.inject = i }
 // after Recv: what waits in the sockets keeps a trunk up until it was read.
 func (l *Link) Tick(now mono.Time) {
 	l.core.Tick(now)
+	switch {
+	case l.c.DropUnknown != l.strange:
+		l.strange, l.recent = l.c.DropUnknown, now.Add(strangeFor)
+	case l.recent.Due(now):
+		l.recent = 0
+	}
 	if l.mtuAt.IsZero() || l.mtuAt.Due(now) {
 		l.mtuAt = now.Add(mtuEvery)
 		for i := range l.core.Peers() {
@@ -534,7 +544,7 @@ func (l *Link) Degraded() []udpsock.Degraded {
 			d = append(d, pathDegraded(t.addr, &s, int(p.path.Load()))...)
 		}
 	}
-	if down && l.c.DropUnknown > 0 {
+	if new := l.c.DropUnknown != l.strange || l.recent != 0; down && new && !l.core.Admits(l.stranger) {
 		// Most likely the peer that is missed, from another of its addresses.
 		d = append(d, udpsock.Degraded{Name: "trunk_stranger",
 			Detail: fmt.Sprintf("a trunk is down, and %d datagrams came from addresses of no peer, the last from %v",
