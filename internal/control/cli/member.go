@@ -338,26 +338,30 @@ token" on a member prints the command. HOST is a member's name or address, with
 
 Before anything changes, the member checks the token, the versions, the clocks,
 the MTU of the path, the name and the identity of this host. Where the command
-was interrupted, repeat it: it goes on where it ended.`,
+was interrupted, repeat it: it goes on where it ended.
+
+The node gets the settings that are given, as of "weft up", which lists them:
+--roce-allow, --lanes and all others but those for nodes outside of a fabric.`,
 		Example: `  weft join 10.0.0.1 --token TOKEN
+  weft join 10.0.0.1 --token TOKEN --roce-allow 10.0.0.0/24
   weft join host1.example --name rack2-b1 --token - < token.txt`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.join(cmd.Context(), args[0], s, noStart)
+			return a.join(cmd.Context(), args[0], s, cmd.Flags(), noStart)
 		},
 	}
 	f := cmd.Flags()
+	addMemberSettings(f)
 	f.StringVar(&s.Token, "token", "", "token, or - to read it from standard input")
 	f.StringVar(&s.Name, "name", "", "name of this host in the fabric; its host name if not given")
 	f.StringVar(&s.Roles, "role", "", "fewer roles than the token gives, such as leaf")
 	f.StringSliceVar(&s.Addresses, "address", nil,
 		"address or DNS name at which members reach this host (may be repeated)")
-	f.IntVar(&s.Port, "trunk-port", config.TrunkPort, "UDP and TCP port of this host's trunks")
 	f.BoolVar(&noStart, "no-start", false, "do not start the node")
 	return cmd
 }
 
-func (a *app) join(ctx context.Context, host string, s JoinSpec, noStart bool) error {
+func (a *app) join(ctx context.Context, host string, s JoinSpec, flags *pflag.FlagSet, noStart bool) error {
 	const what = "cannot join the fabric"
 	if s.Token == "" {
 		return usage("weft token, on a member, prints the command", "%s: there is no token", what)
@@ -370,7 +374,7 @@ func (a *app) join(ctx context.Context, host string, s JoinSpec, noStart bool) e
 		}
 		s.Token = strings.TrimSpace(string(b[:n]))
 	}
-	c, err := a.loadConfig(nodeFlags(s.Port), "")
+	c, err := a.loadConfig(flags, "")
 	if err != nil {
 		return err
 	}
@@ -395,17 +399,14 @@ func (a *app) join(ctx context.Context, host string, s JoinSpec, noStart bool) e
 		paragraph(w, "weft up starts the node")
 		return nil
 	}
-	return a.detach(ctx, nodeFlags(s.Port), c)
+	return a.detach(ctx, flags, c)
 }
 
-// nodeFlags are the settings of a node that weft join passes on.
-func nodeFlags(port int) *pflag.FlagSet {
-	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
-	config.AddFlags(f, "dir")
-	if port != config.TrunkPort {
-		f.Set("trunk-port", fmt.Sprint(port))
-	}
-	return f
+// addMemberSettings adds the settings of a node that can be a member. Help shows those that hosts differ in most: weft
+// up lists all.
+func addMemberSettings(f *pflag.FlagSet) {
+	config.AddFlags(f, "dir", "fabric", "peer", "trunk-key-file", "store-listen", "idle-exit")
+	f.VisitAll(func(s *pflag.Flag) { s.Hidden = s.Name != "roce-allow" && s.Name != "trunk-port" })
 }
 
 func leaveCommand(a *app) *cobra.Command {
@@ -417,7 +418,7 @@ member, "weft member remove" takes it out of the records; do that first: while
 they have it, this host cannot join again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.loadConfig(nodeFlags(config.TrunkPort), "")
+			c, err := a.loadConfig(nil, "")
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,8 @@ package cli
 
 import (
 	"context"
+	"slices"
+	"testing"
 	"time"
 
 	"weft/internal/control/api"
@@ -146,4 +148,29 @@ func fakeLeave(dir string) error {
 		return err
 	}
 	return d.Close()
+}
+
+// TestJoinSettings: weft join takes the settings of a node that can be a member, and passes those that are given on, but
+// no token.
+func TestJoinSettings(t *testing.T) {
+	a := &app{env: Env{Getenv: func(string) string { return "" }}, dir: t.TempDir()}
+	cmd := joinCommand(a)
+	f := cmd.Flags()
+	if err := f.Parse([]string{"--token", "secret", "--name", "b1", "--roce-allow", "10.0.0.0/24,fd00::/64", "--lanes=3",
+		"--trunk-port", "4800", "--no-start"}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"--lanes=3", "--roce-allow=10.0.0.0/24,fd00::/64", "--trunk-port=4800"}
+	if got := upArguments(f); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	c, err := a.loadConfig(f, "")
+	if err != nil || c.TrunkPort != 4800 || len(c.RoCEAllow) != 2 || c.Lanes != 3 {
+		t.Errorf("%v, %+v", err, c)
+	}
+	for _, name := range []string{"peer", "idle-exit", "trunk-key-file"} {
+		if f.Lookup(name) != nil {
+			t.Errorf("a member takes --%s", name)
+		}
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -175,8 +176,8 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	return fmt.Errorf("cannot run the node: %w", err)
 }
 
-// detach starts "weft up" with the same flags in a session of its own and
-// returns when that node is ready.
+// detach starts "weft up" with the settings in flags, and no other flag of its
+// command, in a session of its own, and returns when that node is ready.
 func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config) error {
 	const what = "cannot start a node in the background"
 	exe, err := os.Executable()
@@ -203,17 +204,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 	defer reasonW.Close()
 	cmd := exec.Command(exe, "up", "--dir="+c.Dir)
 	cmd.Args[0] = "weft"
-	flags.Visit(func(f *pflag.Flag) {
-		switch f.Name {
-		case "detach", "dir", "wide":
-		case "config":
-			if abs, err := filepath.Abs(f.Value.String()); err == nil {
-				cmd.Args = append(cmd.Args, "--config="+abs)
-			}
-		default:
-			cmd.Args = append(cmd.Args, flagArgument(f))
-		}
-	})
+	cmd.Args = append(cmd.Args, upArguments(flags)...)
 	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir"), reportFD) // a node must not run on a node
 	cmd.Env = append(cmd.Env, reportFD+"=3")
 	cmd.ExtraFiles = []*os.File{reasonW} // descriptor 3
@@ -256,6 +247,23 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 		case <-tick.C:
 		}
 	}
+}
+
+// upArguments are the arguments that pass the settings in flags to "weft up": not its directory, nor the other flags of
+// the command, among which may be a token.
+func upArguments(flags *pflag.FlagSet) (list []string) {
+	flags.Visit(func(f *pflag.Flag) {
+		switch isSetting := slices.ContainsFunc(config.Settings, func(s config.Setting) bool { return s.Name == f.Name }); {
+		case f.Name == "dir":
+		case isSetting:
+			list = append(list, flagArgument(f))
+		case f.Name == "config":
+			if abs, err := filepath.Abs(f.Value.String()); err == nil {
+				list = append(list, "--config="+abs)
+			}
+		}
+	})
+	return list
 }
 
 // flagArgument is the argument by which another command gets the value of f. pflag prints a list in brackets, which it does
