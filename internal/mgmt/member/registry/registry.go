@@ -278,20 +278,26 @@ func (r *Registry) Roster(ctx context.Context) (*member.Roster, error) {
 	return &v.roster, nil
 }
 
-// Follow calls f with the roster, now and after each change, until ctx or the store ends. An unreadable state is given
-// to bad, and the last roster stays in force; so is ErrNoFabric, of a store without one.
+// Follow calls f with the roster, now and after changes, until ctx or the store ends. Changes that are in the roster
+// before, which was read after them, call nothing. An unreadable state is given to bad, and the last roster stays in
+// force; so is ErrNoFabric, of a store without one.
 func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(error)) error {
 	changes, err := r.cfg.Store.Watch(ctx, member.TreeFabric)
 	if err != nil {
 		return err
 	}
-	for range changes {
+	var has store.Rev
+	for c := range changes {
+		if !c.Reset && c.Rev <= has {
+			continue
+		}
 		roster, err := r.Roster(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
 			bad(err)
 		default:
+			has = store.Rev(roster.Revision)
 			f(roster)
 		}
 	}

@@ -672,3 +672,37 @@ func TestForged(t *testing.T) {
 		t.Errorf("the member with a forged record: %v", v)
 	}
 }
+
+// TestFollowReadsOnce: changes that come while a roster is in work are one roster afterwards, with all of them.
+func TestFollowReadsOnce(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	rosters, ended := make(chan *member.Roster), make(chan error)
+	go func() {
+		ended <- a.Follow(ctx, func(r *member.Roster) { rosters <- r }, func(err error) { t.Error(err) })
+	}()
+	<-rosters
+	l.join(a, 2, "b2") // of which a roster is in work
+	const last = 9
+	for n := 3; n <= last; n++ {
+		l.join(a, n, fmt.Sprintf("b%d", n))
+	}
+	var sizes []int
+	for len(sizes) == 0 || sizes[len(sizes)-1] < last {
+		sizes = append(sizes, len((<-rosters).Members))
+	}
+	if len(sizes) > 2 {
+		t.Errorf("the rosters had %v members: want one that was in work, and one with all", sizes)
+	}
+	select {
+	case r := <-rosters:
+		t.Errorf("one more roster, of %d members", len(r.Members))
+	case <-time.After(50 * time.Millisecond):
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
