@@ -273,8 +273,6 @@ func withoutMajority(m *etcd.Member, f *Fabric) error {
 
 // Close ends the manager and closes the store.
 func (n *Network) Close() {
-	if n.manager != nil {
-		n.manager.Close()
-	}
+	offices{n}.passOn()
 	n.closeStore()
 }

@@ -24,10 +24,19 @@ type MemberStatus struct {
 	Group    voters.Identity
 	Replicas []Replica
 	Leader   string // name of its member; empty: there is none
+	Leads    bool   // this member's replica leads the group, as far as it can tell
 	Voters   int    // that a majority is counted of
 	// Alone: this node has a copy, but the group has no majority that it could reach. What is stored cannot change.
 	Alone bool
 	Why   string // why this node's replica was set aside, empty if it was not
+}
+
+// Yield passes the lead of the group on, where this member has it, as Server.Yield does: for a node that is about to
+// end.
+func (m *Member) Yield() {
+	if s := m.view.Load().server; s != nil {
+		s.Yield()
+	}
 }
 
 // Part describes the part of this member in the store, without waiting.
@@ -37,6 +46,7 @@ func (m *Member) Part() MemberStatus {
 	leader := uint64(0)
 	if s := v.server; s != nil && s.down() == "" {
 		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), uint64(s.etcd.Leader())
+		st.Leads = s.Leads()
 		if s.Votes() {
 			st.Role = RoleVoter
 		}

@@ -97,6 +97,7 @@ type Server struct {
 	web      *http.Server
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
+	yielding sync.WaitGroup        // of Yield
 	once     sync.Once             // of Close
 	withheld atomic.Pointer[error] // the answer to calls of other nodes; nil: they are served
 
@@ -456,22 +457,31 @@ func (s *Server) finish(end func()) {
 // transferTime bounds the search for another leader at the end of a replica.
 const transferTime = time.Second
 
-// leave ends the replica. A leader passes its office on, for transferTime: etcd's own Stop tries for seven seconds
-// where no other replica answers.
-func (s *Server) leave() {
+// Yield passes the lead of the group on, where this replica has it: the others elect no leader then, which takes them a
+// second. It needs the connections of the others to this replica. It returns when another leads, or after transferTime:
+// etcd itself tries for seven seconds where no other replica answers.
+func (s *Server) Yield() {
+	if s.etcd == nil || s.down() != "" {
+		return
+	}
 	done := make(chan struct{})
-	go func() {
+	s.yielding.Go(func() {
 		defer close(done)
 		if err := s.etcd.TryTransferLeadershipOnShutdown(); err != nil {
 			s.c.Log.Info("the group elects another leader of the store", "err", err)
 		}
-	}()
+	})
 	select {
 	case <-done:
+	case <-s.failed:
 	case <-time.After(transferTime):
 	}
+}
+
+// leave ends the replica.
+func (s *Server) leave() {
 	s.etcd.HardStop()
-	<-done
+	s.yielding.Wait()
 }
 
 // Close closes the clients of this process, then ends the server and waits
@@ -482,6 +492,7 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) close() {
+	s.Yield()
 	s.mu.Lock()
 	clients := s.clients
 	s.clients = nil

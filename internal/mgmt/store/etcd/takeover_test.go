@@ -6,9 +6,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -194,4 +196,53 @@ func TestStartAfterKill(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// TestYield: a leader that ends passes its office on before: when it has ended another one leads, without an election.
+func TestYield(t *testing.T) {
+	f := newFabric(t)
+	log := &lines{}
+	open := func(name string, seeds ...string) {
+		c := f.prepare(name, seeds...)
+		c.Log = slog.New(slog.NewTextHandler(log, nil))
+		f.configs[name] = c
+		f.open(name, seeds...)
+	}
+	open("a")
+	f.put("a", "k", "1")
+	open("b", "a")
+	open("c", "a", "b")
+	f.roles("a:voter b:voter c:voter")
+	leader := f.members["a"].Part().Leader
+	f.kill(leader)
+	var leads []string
+	for name, m := range f.members {
+		if m.Part().Leads {
+			leads = append(leads, name)
+		}
+	}
+	if len(leads) != 1 {
+		t.Errorf("after the end of %s these lead: %v", leader, leads)
+	}
+	if log.has("the group elects another leader") {
+		t.Error("the others had to elect a leader")
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
 }
