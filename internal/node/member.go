@@ -50,6 +50,7 @@ func newMembership(n *Node) *membership.Membership {
 		Durable:      n.cfg.StoreKind() != config.StoreMemory,
 		Store:        func() (store.Store, error) { return n.mgmt.Store() },
 		StoreAddress: n.storeAddress,
+		First:        func() bool { return mgmt.FirstVoter(n.mgmt) },
 		Users:        n.users,
 		Switch:       n.memberSwitch,
 		Drain:        func(on, force bool) { n.sessions.Drain(on, force) },

@@ -54,6 +54,9 @@ type Config struct {
 	// StoreAddress is HOST:PORT at which the node's store serves members, or will once the node is one; empty where it
 	// is an etcd elsewhere; nil: never.
 	StoreAddress func() string
+	// First reports whether this node is the first of the voters to look at all members after a change; the others look
+	// later. nil: each is.
+	First func() bool
 	// Users lists what uses the node.
 	Users func() ([]member.User, error)
 	// Switch is the node's switch as plans of trunks need it; nil: not known.
@@ -76,6 +79,9 @@ const (
 	workTime  = 10 * time.Second // of one round
 	// upkeepEvery is how often a voter looks at all members where nothing changed: for what time makes due.
 	upkeepEvery = 30 * time.Second
+	// upkeepLater to twice that is how long after a change the voters look that are not the first: where all of many
+	// look at all after each change of each, the store does nothing else.
+	upkeepLater = 10 * time.Second
 	// reportEvery is how often a report is written that has not changed.
 	reportEvery = 5 * time.Minute
 )

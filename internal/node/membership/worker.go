@@ -27,6 +27,7 @@ type worker struct {
 	seen     member.Sightings
 	clocks   member.Clocks
 	looked   time.Time // the last upkeep
+	changed  time.Time // that a change was first seen which is later than the last upkeep; zero: none was
 	reached  time.Time // that the store last took a report, or it was first missed
 	probed   time.Time
 }
@@ -78,12 +79,33 @@ func (w *worker) round(ctx context.Context) {
 	if err != nil {
 		return // follow reports it
 	}
-	now := w.m.cfg.Now()
-	if !w.m.voter() || !w.m.due.Swap(false) && now.Sub(w.looked) < upkeepEvery {
-		return
+	if now := w.m.cfg.Now(); w.m.voter() && w.due(now) {
+		w.m.due.Store(false)
+		w.looked, w.changed = now, time.Time{}
+		w.upkeep(ctx, r)
 	}
-	w.looked = now
-	w.upkeep(ctx, r)
+}
+
+// due reports whether a voter is to look at all members now.
+func (w *worker) due(now time.Time) bool {
+	if w.changed.IsZero() && w.m.due.Load() {
+		w.changed = now
+	}
+	switch {
+	case now.Sub(w.looked) >= upkeepEvery:
+		return true
+	case w.changed.IsZero():
+		return false
+	}
+	return w.first() || now.Sub(w.changed) >= w.later()
+}
+
+// first is Config.First.
+func (w *worker) first() bool { return w.m.cfg.First == nil || w.m.cfg.First() }
+
+// later is how long after a change this node looks at all members where it is not the first.
+func (w *worker) later() time.Duration {
+	return upkeepLater + time.Duration(w.spread*float64(upkeepLater))
 }
 
 // Times of probe.
@@ -157,9 +179,13 @@ func (w *worker) upkeep(ctx context.Context, r *registry.Registry) {
 func (w *worker) compareClocks(all []registry.Member) {
 	var p *problem.Error
 	roster := w.m.roster.Load()
+	late := 2 * workEvery
+	if !w.first() {
+		late += w.later()
+	}
 	for i := range all {
 		if x := &all[i]; x.Report != nil && x.GUID != w.m.cfg.GUID {
-			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, w.m.cfg.Now(), 2*workEvery, time.Duration(roster.Skew)))
+			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, w.m.cfg.Now(), late, time.Duration(roster.Skew)))
 		}
 	}
 	w.m.fault("member_clock", p)

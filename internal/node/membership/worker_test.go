@@ -50,3 +50,29 @@ func TestPace(t *testing.T) {
 		}
 	})
 }
+
+// TestUpkeepDue: the first of the voters looks at all members at once after a change, the others later, and each of
+// them now and then.
+func TestUpkeepDue(t *testing.T) {
+	begin := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		what  string
+		first func() bool
+		after time.Duration // a change, until a look is due
+	}{
+		{"without others", nil, 0},
+		{"the first", func() bool { return true }, 0},
+		{"another", func() bool { return false }, upkeepLater * 3 / 2},
+	} {
+		m := &Membership{cfg: Config{First: c.first}}
+		w := worker{m: m, spread: 0.5, looked: begin}
+		if at := begin.Add(upkeepEvery - 1); w.due(at) || !w.due(begin.Add(upkeepEvery)) {
+			t.Errorf("%s: without a change a look is not due after %v", c.what, upkeepEvery)
+		}
+		m.due.Store(true)
+		if changed := begin.Add(time.Second); c.after > 0 && (w.due(changed) || w.due(changed.Add(c.after-1))) ||
+			!w.due(changed.Add(c.after)) {
+			t.Errorf("%s: after a change a look is not due after %v", c.what, c.after)
+		}
+	}
+}
