@@ -189,7 +189,8 @@ func (n *Node) place() etcd.Place {
 
 // self is what this node is to other members.
 func (n *Node) self() peer.Self {
-	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now}
+	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now,
+		Recent: &peer.Recent{}}
 }
 
 // storeClient is TLS to the store of a member. Only voters have one: any other member would be a store of its own

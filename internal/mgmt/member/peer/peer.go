@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"weft/internal/mgmt/member"
+	"weft/internal/proto/problem"
 )
 
 // Self is what a member is to others. Both functions are called for each connection.
@@ -25,6 +26,8 @@ type Self struct {
 	Now         func() time.Time // wall clock
 	// Allow returns why a member is refused that the roster admits; nil: none is.
 	Allow func(member.Claims) error
+	// Recent spares decisions that were made shortly before; nil: each is made.
+	Recent *Recent
 }
 
 // Server returns the configuration of a server: TLS 1.3, and a client without a member's certificate is refused. A
@@ -97,9 +100,13 @@ func (s Self) Verify(now time.Time, chain []*x509.Certificate) (member.Claims, e
 	if r == nil {
 		return member.Claims{}, errors.New("this node is in no fabric")
 	}
-	claims, _, p := r.Admit(chain[0], now)
-	if p != nil {
-		return member.Claims{}, p
+	claims, known := s.Recent.find(r, chain[0], now)
+	if !known {
+		var p *problem.Error
+		if claims, _, p = r.Admit(chain[0], now); p != nil {
+			return member.Claims{}, p
+		}
+		s.Recent.keep(r, chain[0], claims, now)
 	}
 	if s.Allow != nil {
 		if err := s.Allow(claims); err != nil {

@@ -149,3 +149,41 @@ func TestMeet(t *testing.T) {
 	l.now = l.now.Add(member.MemberLife + time.Hour)
 	both("an old certificate", l.self(a), l.self(a), "", "ended")
 }
+
+// TestRecent: what was decided shortly before is not decided again, but for another roster, and after a second.
+func TestRecent(t *testing.T) {
+	l := newLab(t, fabric)
+	cert := l.join(1, "a1")
+	chain := []*x509.Certificate{cert.Leaf}
+	now := l.now
+	self := Self{Roster: func() *member.Roster { return l.roster }, Recent: &Recent{}}
+	verify := func() (ok bool) {
+		_, err := self.Verify(now, chain)
+		return err == nil
+	}
+	if !verify() {
+		t.Fatal("a member is refused")
+	}
+	l.roster.Members = nil // which a roster that is in use never does: shows when it is read
+	l.roster.At = now.Add(time.Hour)
+	if now = now.Add(recentFor - 1); !verify() {
+		t.Error("it is decided again before its time")
+	}
+	if now = now.Add(1); verify() {
+		t.Error("it is not decided again after its time")
+	}
+	if now = l.now.Add(-1); verify() {
+		t.Error("a clock that was set back makes a decision last")
+	}
+	now = l.now
+	other := *l.roster
+	if l.roster = &other; verify() {
+		t.Error("another roster is not decided by anew")
+	}
+	for range 2 * recentMost {
+		self.Recent.keep(l.roster, &x509.Certificate{}, member.Claims{}, now)
+	}
+	if n := len(self.Recent.list); n > recentMost {
+		t.Errorf("it remembers %d certificates", n)
+	}
+}
