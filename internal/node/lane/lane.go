@@ -79,6 +79,7 @@ type Lane struct {
 	noRT     atomic.Pointer[error]
 	stop     bool
 	holdsP   bool // the runtime has more Ps than lanes: a short sleep keeps this lane's
+	short    int  // sleeps in a row that were shorter than shortSleep
 	place    *placement
 	// siblings are the other lanes of the node, nil where there are none.
 	siblings *siblings

@@ -51,23 +51,42 @@ func (l *Lane) pollDescriptors(now mono.Time) {
 }
 
 // shortSleep is how many ms a lane sleeps while it holds a P of the runtime, where others are left for the rest of the
-// node: most sleeps end sooner, and the runtime neither takes the P away meanwhile, nor has to find one again.
-const shortSleep = 4
+// node: under load most sleeps end sooner, and the runtime neither takes the P away meanwhile, nor has to find one
+// again. It does so only after shortSleeps such sleeps in a row: while one lasts, the runtime's monitor wakes up some
+// hundred times to look at that P, which is most of what an idle node takes.
+const (
+	shortSleep  = 4
+	shortSleeps = 4
+)
 
 // wait is epoll_wait, without a timeout or without waiting.
 func (l *Lane) wait(forever bool) int {
 	ms := 0
-	if forever && l.holdsP {
+	if forever && l.holdsP && l.short >= shortSleeps {
 		ms = shortSleep
 	}
 	n, e := rawio.EpollWait(l.epfd, l.events[:], ms)
 	if e != 0 {
 		return 0
 	}
-	if n == 0 && forever {
-		n, _ = unix.EpollWait(l.epfd, l.events[:], -1)
+	if !forever {
+		return max(n, 0)
 	}
+	if n != 0 {
+		l.slept(0)
+		return n
+	}
+	began := l.clock()
+	n, _ = unix.EpollWait(l.epfd, l.events[:], -1)
+	l.slept(time.Duration(ms)*time.Millisecond + l.clock().Sub(began))
 	return max(n, 0)
+}
+
+// slept notes how long a sleep was.
+func (l *Lane) slept(d time.Duration) {
+	if l.short++; d >= shortSleep*time.Millisecond {
+		l.short = 0
+	}
 }
 
 // blocked reports whether the link (0) or the switch (1) waits for room in a socket.
