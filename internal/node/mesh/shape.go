@@ -78,6 +78,15 @@ func (m *Mesh) Settled() uint64 {
 	return m.shaped.plan.Mark(m.cfg.Self)
 }
 
+// Planned reports whether two nodes shall have a trunk, for all that is known: it is not known of nodes that are in no
+// plan.
+func (m *Mesh) Planned(a, b ib.GUID) bool {
+	m.mu.Lock()
+	p := m.shaped.plan
+	m.mu.Unlock()
+	return p == nil || !p.Has(a) || !p.Has(b) || p.Wants(a, b)
+}
+
 // limits lists what the ports of switches leave out of the plan, and the trunks of this node for which none is free.
 func (m *Mesh) limits() (list []api.Degraded) {
 	m.mu.Lock()

@@ -97,8 +97,16 @@ func TestMeshToSpines(t *testing.T) {
 		if len(p.peers) != 15 || m.Settled() != before.Shape().Mark(self) {
 			t.Fatalf("%d trunks of 16 members, settled: %x", len(p.peers), m.Settled())
 		}
+		leaf, stranger := r.Members[6].GUID, ib.GUID(0x0200_0000_0000_0999)
+		if !m.Planned(self, leaf) {
+			t.Error("in a mesh two members are to have no trunk")
+		}
 		run(settle(r, late))
 		plan := r.Shape()
+		if m.Planned(self, leaf) || !m.Planned(self, plan.Peers(self)[0]) || !m.Planned(self, stranger) {
+			t.Errorf("trunks to another leaf, to a spine and to a node that is no member are to be: %v, %v, %v",
+				m.Planned(self, leaf), m.Planned(self, plan.Peers(self)[0]), m.Planned(self, stranger))
+		}
 		if len(p.peers) != 15 || m.Settled() != plan.Mark(self) {
 			t.Errorf("%d trunks while one has no trunk yet, settled: %x", len(p.peers), m.Settled())
 		}

@@ -25,6 +25,7 @@ func (n *Network) truth() (t manager.Truth, master bool) {
 	if n.manager != nil {
 		n.sub.Do(func() { t, master = n.manager.Truth() })
 	}
+	t.Lost = missed(t.Lost, n.cfg.Planned)
 	return t, master
 }
 
@@ -114,6 +115,14 @@ func allHave(p *api.Partition, as string, key ib.PKey, t *topo.Subnet) string {
 // checks are the checks of the subnet by the node of the master.
 type checks struct{ n *Network }
 
+// missed leaves out links that were lost and that no plan has: the members removed the trunk.
+func missed(lost []sm.LostLink, planned func(a, b ib.GUID) bool) []sm.LostLink {
+	if planned == nil {
+		return lost
+	}
+	return slices.DeleteFunc(lost, func(l sm.LostLink) bool { return !planned(l.A, l.B) })
+}
+
 // observe returns what checks of the subnet need. Only the node of the master has it; command is for that node.
 func (c checks) observe(ctx context.Context, command string) (f *walk.Fabric, err error) {
 	if _, err := c.n.topology(ctx, command); err != nil {
@@ -127,7 +136,8 @@ func (c checks) observe(ctx context.Context, command string) (f *walk.Fabric, er
 	if err != nil {
 		return nil, err
 	}
-	f = &walk.Fabric{Topo: t.Topo, Partitions: t.Partitions, Manager: t.Manager, Applied: t.Applied, Lost: t.Lost,
+	f = &walk.Fabric{Topo: t.Topo, Partitions: t.Partitions, Manager: t.Manager, Applied: t.Applied,
+		Lost:   missed(t.Lost, c.n.cfg.Planned),
 		Trunks: map[topo.Ref]walk.Trunk{}, Counters: map[topo.Ref]walk.Counters{}}
 	for _, x := range trunks {
 		f.Trunks[t.Topo.PortOf(c.n.cfg.GUID, uint8(x.Port))] = walk.Trunk{Peer: x.Peer, Up: x.Up, Limit: x.Limit,
