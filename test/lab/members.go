@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Members is a fabric: hosts in namespaces on one network, each a member with a node. The hub is a namespace too.
 type Members struct {
 	Nodes []*Node // of host i; its Proc may have ended
 	Hub   *NetNS
+	Took  []time.Duration // host i took until its node was ready, its namespace and token too
 }
 
 // NewMembers founds a fabric on a host of its own, and has the others join it by token. The nodes run in the foreground
@@ -32,9 +34,11 @@ func NewMembers(hosts, mtu int, flags ...string) (m *Members, err error) {
 		return m, err
 	}
 	for i := range hosts {
+		began := time.Now()
 		if err := m.add(i, mtu, flags); err != nil {
 			return m, fmt.Errorf("host %d: %w", i, err)
 		}
+		m.Took = append(m.Took, time.Since(began))
 	}
 	return m, nil
 }
