@@ -124,6 +124,18 @@ func (q *requests) transmit(now mono.Time, d *mad.Datagram) bool {
 	return false
 }
 
+// waits reports whether a request was repeated and is not answered yet.
+func (q *requests) waits() bool {
+	for i, seen := 0, 0; seen < q.outstanding && i < len(q.slots); i++ {
+		if r := q.slots[i]; r != nil {
+			if seen++; r.tries > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (r *request) tid(upper uint32) uint64 {
 	return uint64(upper)<<32 | uint64(r.gen)<<8 | uint64(r.slot)
 }

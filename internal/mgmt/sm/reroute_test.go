@@ -241,3 +241,45 @@ func TestAwayAndBack(t *testing.T) {
 		t.Errorf("told to register %v", told)
 	}
 }
+
+// TestRerouteDuringSweep: the bound of TestReroute holds where a node is cut off at any moment of a heavy sweep, also after it
+// has answered some requests of the sweep: that does not wait for the others when a trap has shown why.
+func TestRerouteDuringSweep(t *testing.T) {
+	var worst time.Duration
+	for step := range 30 {
+		r := newRing(t, 5, 7*time.Millisecond)
+		others := func() bool {
+			for i, a := range r.ca {
+				for j, b := range r.ca {
+					if i != 1 && j != 1 && !r.Leads(a, b.Agent.LID()) {
+						return false
+					}
+				}
+			}
+			return true
+		}
+		r.m.Sweep(r.Now)
+		r.Poke(r.sw[0])
+		r.Run(20*time.Millisecond + time.Duration(step)*200*time.Microsecond)
+		at := r.Now
+		r.trunks[0].Cut(true)
+		r.trunks[1].Cut(true)
+		if !r.Until(10*time.Second, others) {
+			t.Fatalf("step %d: no way around: %+v", step, r.m.Status())
+		}
+		took := r.Now.Sub(at)
+		if worst = max(worst, took); took > time.Second {
+			t.Errorf("step %d: rerouted after %v\n%+v", step, took, r.m.Status().Sweeps)
+		}
+		r.trunks[0].Cut(false)
+		r.trunks[1].Cut(false)
+		if !r.Until(10*time.Second, r.whole) {
+			t.Fatalf("step %d: not whole again: %+v", step, r.m.Status())
+		}
+		r.Run(5 * time.Second)
+		if n := len(r.m.Status().Problems); n > 0 || !r.leads() {
+			t.Errorf("step %d: %+v", step, r.m.Status())
+		}
+	}
+	t.Logf("rerouted after %v at most", worst)
+}

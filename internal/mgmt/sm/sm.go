@@ -253,6 +253,7 @@ type Manager struct {
 	unfinished bool
 	quiet      []topo.Ref
 	started    bool
+	cut        int // heavy sweeps in a row that did not end, since the subnet changed meanwhile
 	election
 	traps    map[ib.LID]trapCount
 	actCount uint32
@@ -514,7 +515,7 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 // Deadline returns when Next must be called next, zero for never.
 func (m *Manager) Deadline() mono.Time {
 	t := m.requests.deadline()
-	if m.sweep != nil && m.sweep.kind == light {
+	if m.sweep != nil && (m.sweep.kind == light || m.sweep.kind == heavy && m.requests.waits() && m.cut < mostCut) {
 		t = mono.Min(t, m.heavyAt)
 	}
 	if m.sweep == nil && m.permitted && (m.state == mad.SMMaster || m.state == mad.SMDiscovering) {
@@ -529,6 +530,9 @@ func (m *Manager) Deadline() mono.Time {
 	return mono.Min(t, mono.Min(m.pollAt, m.handover.until))
 }
 
+// mostCut bounds Manager.cut: a subnet that changes all the time is swept none the less.
+const mostCut = 3
+
 // tick starts the sweep or poll that is due.
 func (m *Manager) tick(now mono.Time) {
 	m.pollMaster(now)
@@ -540,6 +544,13 @@ func (m *Manager) tick(now mono.Time) {
 		// It may wait for the node behind the link that changed.
 		m.requests.abandon()
 		m.sweep = nil
+	}
+	if m.sweep != nil && m.sweep.kind == heavy && m.heavyAt.Due(now) && m.requests.waits() && m.cut < mostCut {
+		// It waits for a node that does not answer, and what it found is not so any more.
+		m.requests.abandon()
+		m.sweep = nil
+		clear(m.trust) // it may have written to some switches
+		m.cut++
 	}
 	if m.sweep != nil || !m.permitted || m.state != mad.SMMaster && m.state != mad.SMDiscovering {
 		return

@@ -191,7 +191,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 // endHeavy publishes the results of a sweep.
 func (m *Manager) endHeavy(now mono.Time) {
 	s := m.sweep
-	m.sweep, m.heavyWas = nil, now
+	m.sweep, m.heavyWas, m.cut = nil, now, 0
 	m.logSweep(now, s)
 	s.t.Index()
 	m.rememberLinks(now, s.t)
