@@ -650,10 +650,11 @@ func TestCopiedIdentity(t *testing.T) {
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
 		t.Fatal(err)
 	}
-	other := t.TempDir()
-	if err := os.CopyFS(other, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	var other string
+	await(t, "a copy between two of its writes", func() bool { // which make a file and rename it
+		other = t.TempDir()
+		return os.CopyFS(other, os.DirFS(dir)) == nil
+	})
 	for _, name := range []string{"member", "member/identity.json", "member/roster.json"} {
 		mode := os.FileMode(0o600)
 		if name == "member" {
