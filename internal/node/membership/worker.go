@@ -359,12 +359,12 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	w.reported.Clock = time.Time{}
 	stored, err := r.Reported(ctx)
 	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
-	if foreign { // a voter sees its own again with all others
+	if foreign {
 		m.mu.Lock()
 		id, name := m.id, m.kept.Name
 		m.mu.Unlock()
 		w.saw(id.Key(), name, &stored)
-		if !m.voter() {
+		if !m.voter() || !w.first() { // the first voter sees it with all others
 			m.fault("identity_copied", w.saw(id.Key(), name, &p))
 		}
 	}
