@@ -150,7 +150,7 @@ func fakeLeave(dir string) error {
 	return d.Close()
 }
 
-// TestJoinSettings: weft join takes the settings of a node that can be a member, and passes those that are given on, but
+// TestJoinSettings: weft join takes the settings of a node that can be a member and passes those that are given on, but
 // no token.
 func TestJoinSettings(t *testing.T) {
 	a := &app{env: Env{Getenv: func(string) string { return "" }}, dir: t.TempDir()}

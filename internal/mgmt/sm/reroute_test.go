@@ -242,7 +242,8 @@ func TestAwayAndBack(t *testing.T) {
 	}
 }
 
-// TestRerouteDuringSweep: the bound of TestReroute holds where a node is cut off at any moment of a heavy sweep, also after it
+// TestRerouteDuringSweep: the bound of TestReroute holds where a node is cut off in any moment of a heavy sweep, also
+// after it
 // has answered some requests of the sweep: that does not wait for the others when a trap has shown why.
 func TestRerouteDuringSweep(t *testing.T) {
 	var worst time.Duration

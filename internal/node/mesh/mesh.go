@@ -98,7 +98,8 @@ func New(c Config) *Mesh {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		}
 	}
-	m := &Mesh{cfg: c, latest: make(chan *member.Roster, 1), ends: map[ib.GUID]*end{}, names: newResolver(c.Resolve, c.Now)}
+	m := &Mesh{cfg: c, latest: make(chan *member.Roster, 1), ends: map[ib.GUID]*end{},
+		names: newResolver(c.Resolve, c.Now)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }

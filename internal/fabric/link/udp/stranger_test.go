@@ -11,7 +11,7 @@ import (
 	"weft/internal/fabric/link/udpsock"
 )
 
-// TestStrangerEnds: datagrams of no peer are a reason for a trunk that is down while they arrive, and until their source
+// TestStrangerEnds: datagrams of no peer are a reason for a trunk that is down as they arrive, and until their source
 // is a peer's.
 func TestStrangerEnds(t *testing.T) {
 	ca, _ := unopened("127.0.0.1")

@@ -114,7 +114,7 @@ func flush(dir string) error {
 func (m *Member) setAside(why string) error {
 	m.c.Log.Warn("the files of this node's replica are set aside", "why", why)
 	m.why = why
-	if err := m.putAside(); err != nil {
+	if err := putAside(m.c, m.known.Learner); err != nil {
 		return fmt.Errorf("set the old store aside: %w", err)
 	}
 	m.known.Replica, m.known.Learner = 0, false
@@ -123,12 +123,12 @@ func (m *Member) setAside(why string) error {
 }
 
 // putAside renames or removes the files.
-func (m *Member) putAside() error {
-	if m.c.asideFails != nil {
-		return m.c.asideFails
+func putAside(c MemberConfig, learner bool) error {
+	if c.asideFails != nil {
+		return c.asideFails
 	}
-	f := files(m.c.Dir)
-	if _, err := os.Stat(f.path(asideDir)); err == nil && m.known.Learner {
+	f := files(c.Dir)
+	if _, err := os.Stat(f.path(asideDir)); err == nil && learner {
 		return os.RemoveAll(f.path("etcd"))
 	}
 	if err := os.RemoveAll(f.path(asideDir)); err != nil {
