@@ -4,6 +4,7 @@ package membership
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,16 +16,17 @@ func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		poke, rounds, last := make(chan struct{}, 1), 0, time.Time{}
-		go paced(ctx, poke, func() { rounds++; last = time.Now() })
+		poke := make(chan struct{}, 1)
+		var rounds, last atomic.Int64 // last: nanoseconds
+		go paced(ctx, poke, func() { rounds.Add(1); last.Store(time.Now().UnixNano()) })
 		for n := 1; n <= roundBurst; n++ {
 			poke <- struct{}{}
 			synctest.Wait()
-			if rounds != n {
-				t.Errorf("%d rounds after %d values", rounds, n)
+			if got := rounds.Load(); got != int64(n) {
+				t.Errorf("%d rounds after %d values", got, n)
 			}
 		}
-		rounds = 0
+		rounds.Store(0)
 		const flood = 60 * time.Second
 		var poked time.Time
 		for began := time.Now(); time.Since(began) < flood; time.Sleep(time.Millisecond) {
@@ -34,19 +36,19 @@ func TestPace(t *testing.T) {
 			default:
 			}
 		}
-		if least, most := int(flood/roundEvery)-1, int(flood/roundEvery)+1; rounds < least || rounds > most {
-			t.Errorf("%d rounds in %v of a flood", rounds, flood)
+		if got, want := rounds.Load(), int64(flood/roundEvery); got < want-1 || got > want+1 {
+			t.Errorf("%d rounds in %v of a flood", got, flood)
 		}
 		time.Sleep(roundEvery)
 		synctest.Wait()
-		if last.Before(poked) {
-			t.Errorf("the last round is %v before the last value", poked.Sub(last))
+		if d := poked.UnixNano() - last.Load(); d > 0 {
+			t.Errorf("the last round is %v before the last value", time.Duration(d))
 		}
-		rounds = 0
+		rounds.Store(0)
 		time.Sleep(10 * workEvery)
 		synctest.Wait()
-		if rounds < 9 || rounds > 11 {
-			t.Errorf("%d rounds of %v without a value", rounds, workEvery)
+		if got := rounds.Load(); got < 9 || got > 11 {
+			t.Errorf("%d rounds of %v without a value", got, workEvery)
 		}
 	})
 }

@@ -350,9 +350,11 @@ func TestSlowNames(t *testing.T) {
 		if d := m.Degraded(); len(d) != 1 || !strings.Contains(d[0].Why, "no trunk to m4: ") {
 			t.Errorf("%+v", d)
 		}
+		mu.Lock()
 		if most != maxLookups {
 			t.Errorf("%d lookups at a time, want %d", most, maxLookups)
 		}
+		mu.Unlock()
 		m.Follow(roster(all[:2]...))
 		time.Sleep(2 * lookup)
 		k.expect(t, "m2 2 10.0.0.2:7")
