@@ -138,9 +138,6 @@ func TestStoppedLeaderOfBoth(t *testing.T) {
 	b, c := startMember(t, "b", freePort(t), at), startMember(t, "c", freePort(t), at)
 	b.expect(t, "member voter")
 	c.expect(t, "member voter")
-	for len(a.lines) > 0 {
-		<-a.lines
-	}
 	stalled := storetest.Stall(t)
 	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -170,6 +167,9 @@ func TestStoppedLeaderOfBoth(t *testing.T) {
 		case l == "wrote" && from == heir:
 			writes++
 		}
+	}
+	for len(a.lines) > 0 { // of the time before it was stopped
+		<-a.lines
 	}
 	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
