@@ -306,7 +306,10 @@ func (m *Member) begin(ctx context.Context) error {
 		return m.pick()
 	}
 	if files(m.c.Dir).exist() || first {
-		if err := m.startReplica(ctx, nil); err != nil {
+		switch err := m.startReplica(ctx, nil); {
+		case errors.Is(err, errRemoved): // since the others were asked, or without an answer: they are asked again
+			m.c.Log.Warn("the replica of the store does not run", "err", err)
+		case err != nil:
 			return err
 		}
 	}

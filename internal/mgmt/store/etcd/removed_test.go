@@ -3,6 +3,10 @@
 package etcd_test
 
 import (
+	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -52,4 +56,49 @@ func TestRemovedLeader(t *testing.T) {
 	})
 	f.put("c", "k", "after")
 	f.expect("b", "k", "after")
+}
+
+// TestRemovedAtStart: a replica was removed while its node was down, and at the start of the node no other answers the
+// question about it. The node starts, and shares the store once another answers.
+func TestRemovedAtStart(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.open("b", "a")
+	f.roles("a:voter b:learner")
+	f.put("a", "k", "1")
+	f.expect("b", "k", "1")
+	f.kill("b")
+	f.until("a removes the replica of b", func() bool {
+		return !slices.ContainsFunc(f.members["a"].Part().Replicas, func(r etcd.Replica) bool { return r.Name == "b" })
+	})
+	door := freePort(t)
+	c := f.configs["b"]
+	c.Seeds = []string{door}
+	f.configs["b"] = c
+	if err := os.WriteFile(filepath.Join(c.Dir, "group.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.open("b")
+	l, err := net.Listen("tcp", door)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", f.configs["a"].Advertise)
+			if err != nil {
+				from.Close()
+				continue
+			}
+			go func() { io.Copy(to, from); to.Close() }()
+			go func() { io.Copy(from, to); from.Close() }()
+		}
+	}()
+	f.roles("a:voter b:learner")
+	f.expect("b", "k", "1")
 }

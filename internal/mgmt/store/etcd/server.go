@@ -152,6 +152,9 @@ func (s *Server) open(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-patience:
 	}
+	if s.down() == removedWhy {
+		return errRemoved
+	}
 	if why := s.down(); why != "" || ctx.Err() != nil {
 		return s.broken(cmp.Or(why, "it was not ready in time"), ctx.Err())
 	}
@@ -395,6 +398,9 @@ func (s *Server) serve(run context.Context) {
 
 // removedWhy is why a server ended that etcd ended in good order.
 const removedWhy = "this replica was removed from the group"
+
+// errRemoved is the error of a start that found the replica removed.
+var errRemoved = errors.New(removedWhy)
 
 // leftGroup reports whether the removal of this replica is in its own copy: the report of another one is no proof.
 func (s *Server) leftGroup() bool { return s.etcd.IsIDRemoved(s.ID()) }
