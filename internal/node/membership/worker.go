@@ -271,7 +271,7 @@ func (w *worker) fetch(ctx context.Context, roster *member.Roster) (*registry.An
 		}
 		err = e
 	}
-	if m.voter() {
+	if m.voter() && !errors.Is(err, registry.ErrNoKey) {
 		return nil, err
 	}
 	switch a, p := w.fetchElsewhere(ctx, roster); {

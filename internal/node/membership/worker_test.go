@@ -4,10 +4,18 @@ package membership
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/registry"
+	"weft/internal/mgmt/store"
 )
 
 // TestPace: the first values of poke begin a round at once each, and a flood of them one in roundEvery, the last of
@@ -76,5 +84,58 @@ func TestUpkeepDue(t *testing.T) {
 			!w.due(changed.Add(c.after)) {
 			t.Errorf("%s: after a change a look is not due after %v", c.what, c.after)
 		}
+	}
+}
+
+// sealless is a store without the keys of the CA that are sealed to a member.
+type sealless struct {
+	store.Store
+	guid string
+}
+
+func (s sealless) Get(ctx context.Context, key string) (store.Entry, error) {
+	if strings.Contains(key, "/sealed/") && strings.HasSuffix(key, s.guid) {
+		return store.Entry{}, store.ErrNotFound
+	}
+	return s.Store.Get(ctx, key)
+}
+
+// TestVoterWithoutKey: a new voter has no key of the CA until another one seals it to it. Until then it renews its
+// certificate by that one.
+func TestVoterWithoutKey(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, p := t.TempDir(), freePort(t)
+	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: p,
+		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}); err != nil {
+		t.Fatal(err)
+	}
+	b := newHost(t, dir, 2, p, sealless{s.Open(), member.GUIDKey(guid(2))}, c)
+	if err := b.Open(); err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	r, err := b.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.move(member.MemberLife/3*2 + time.Hour)
+	before := b.cert.Load().Leaf
+	if _, err := r.Renew(t.Context(), before); !errors.Is(err, registry.ErrNoKey) {
+		t.Fatalf("renewed without a key: %v", err)
+	}
+	answer, err := (&worker{m: b.Membership}).fetch(t.Context(), b.roster.Load())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := x509.ParseCertificate(answer.Certificate); err != nil || !c.NotAfter.After(before.NotAfter) {
+		t.Errorf("the new certificate: %v, %v", c, err)
 	}
 }
