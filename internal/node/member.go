@@ -66,10 +66,8 @@ func (n *Node) followRoster(r *member.Roster) {
 	if n.mesh != nil {
 		n.mesh.Follow(r)
 	}
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == n.identity && n.sub != nil {
-			n.sub.Rename(x.Name) // else the node ends
-		}
+	if x := r.ByGUID(n.identity); x != nil && n.sub != nil {
+		n.sub.Rename(x.Name) // else the node ends
 	}
 }
 
@@ -135,10 +133,8 @@ func (n *Node) shared() *mgmt.Fabric {
 // was removed. Every start has a record: the roster that a host gets when it joins and that of the first member have
 // theirs, and where the file is unreadable one is made of the certificate.
 func rolesOf(r *member.Roster, guid ib.GUID) member.Role {
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == guid {
-			return x.Roles
-		}
+	if x := r.ByGUID(guid); x != nil {
+		return x.Roles
 	}
 	return 0
 }
@@ -189,8 +185,7 @@ func (n *Node) place() etcd.Place {
 
 // self is what this node is to other members.
 func (n *Node) self() peer.Self {
-	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now,
-		Recent: &peer.Recent{}}
+	return peer.Self{Certificate: n.member.Certificate, Roster: n.member.Roster, Now: time.Now}
 }
 
 // storeClient is TLS to the store of a member. Only voters have one: any other member would be a store of its own
@@ -208,10 +203,8 @@ func storeClient(self peer.Self) *tls.Config {
 // mayRestore returns why the member with a GUID may not make itself the authority of its fabric's store.
 func mayRestore(r *member.Roster, guid ib.GUID) error {
 	const need = member.Voter | member.Administrator
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == guid && x.Roles.Has(need) {
-			return nil
-		}
+	if rolesOf(r, guid).Has(need) {
+		return nil
 	}
 	return &api.Error{Code: api.CodeRefused, What: "cannot restore the store",
 		Why: fmt.Sprintf("this host has not the roles %v", need),
@@ -221,6 +214,7 @@ func mayRestore(r *member.Roster, guid ib.GUID) error {
 // storeSecurity authenticates the members to each other at the store, and grants what their roles allow.
 func (n *Node) storeSecurity() *etcd.Security {
 	self := n.self()
+	self.Recent = &peer.Recent{} // a decision for each message of the store
 	dir := home.Open(n.cfg.Dir)
 	return &etcd.Security{
 		Server:  self.Server("h2", "http/1.1"),

@@ -260,7 +260,7 @@ func (c *checker) copies() *problem.Error {
 		c.known = m
 		return nil
 	}
-	if m := all.byGUID(r.GUID); m != nil {
+	if m := all.ByGUID(r.GUID); m != nil {
 		return refuse(fmt.Sprintf("the member %s has the identity %v of this host: the node's directory was "+
 			"copied, or "+
 			"this host left the fabric, or lost its keys", m.Name, r.GUID), fmt.Sprintf("remove the file identity here "+

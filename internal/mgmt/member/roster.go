@@ -178,7 +178,7 @@ func rejoin(name string) string {
 // admitUnknown decides about a valid certificate without a record.
 func (r *Roster) admitUnknown(c *x509.Certificate, x Claims, ca *CA,
 	refuse func(Verdict, string, string) (Claims, Verdict, *problem.Error)) (Claims, Verdict, *problem.Error) {
-	if m := r.byGUID(x.GUID); m != nil {
+	if m := r.ByGUID(x.GUID); m != nil {
 		return refuse(OtherKey, fmt.Sprintf("%s has joined with another key since, or its identity was copied", m.Name),
 			rejoin(m.Name))
 	}
@@ -213,7 +213,8 @@ func (r *Roster) byKey(k Key) *Record {
 	return nil
 }
 
-func (r *Roster) byGUID(g ib.GUID) *Record {
+// ByGUID returns the record of the member with a GUID, nil where there is none.
+func (r *Roster) ByGUID(g ib.GUID) *Record {
 	for i := range r.Members {
 		if r.Members[i].GUID == g {
 			return &r.Members[i]

@@ -164,10 +164,8 @@ func (c *Commands) Ask(ctx context.Context, node ib.GUID, r *api.Forwarded) (*ap
 // manager returns the record of a member that may be the master.
 func (c *Commands) manager(node ib.GUID) (*member.Record, error) {
 	if r := c.m.roster.Load(); r != nil {
-		for i := range r.Members {
-			if x := &r.Members[i]; x.GUID == node {
-				return x, mayManage(x.Name, x.Roles)
-			}
+		if x := r.ByGUID(node); x != nil {
+			return x, mayManage(x.Name, x.Roles)
 		}
 	}
 	return nil, fmt.Errorf("%s is no member of the fabric", member.GUIDKey(node))

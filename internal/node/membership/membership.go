@@ -379,10 +379,8 @@ func (m *Membership) Summary() string {
 		return ""
 	}
 	state, roles := "", ""
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == m.cfg.GUID {
-			state, roles = ", "+x.State.String(), ": "+x.Roles.String()
-		}
+	if x := r.ByGUID(m.cfg.GUID); x != nil {
+		state, roles = ", "+x.State.String(), ": "+x.Roles.String()
 	}
 	return fmt.Sprintf("%s of fabric %s, one of %d%s%s", name, r.Fabric, len(r.Members), state, roles)
 }
@@ -596,11 +594,9 @@ func (m *Membership) take(r *member.Roster) {
 	}
 	m.fault("member_out", p)
 	drains := false
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == m.cfg.GUID {
-			drains = x.State == member.Draining || x.State == member.Drained
-			m.cfg.Drain(drains, x.Force)
-		}
+	if x := r.ByGUID(m.cfg.GUID); x != nil {
+		drains = x.State == member.Draining || x.State == member.Drained
+		m.cfg.Drain(drains, x.Force)
 	}
 	m.fault("member_drain", drained(drains, m.Name()))
 	m.changed()

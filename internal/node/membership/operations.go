@@ -47,11 +47,8 @@ func (m *Membership) administer() (*registry.Registry, error) {
 	if err != nil {
 		return nil, m.failed(err)
 	}
-	roster := m.roster.Load()
-	for i := range roster.Members {
-		if x := &roster.Members[i]; x.GUID == m.cfg.GUID && x.Roles.Has(member.Administrator) {
-			return r, nil
-		}
+	if x := m.roster.Load().ByGUID(m.cfg.GUID); x != nil && x.Roles.Has(member.Administrator) {
+		return r, nil
 	}
 	return nil, &api.Error{Code: api.CodeRefused, Why: "this host has not the role administrator",
 		Fix: "run the command on a host that has it: weft member list"}

@@ -168,10 +168,8 @@ func (m *Mesh) step() {
 	}
 	want := map[ib.GUID]*member.Record{}
 	for _, g := range plan {
-		for i := range m.roster.Members {
-			if x := &m.roster.Members[i]; x.GUID == g && g != m.cfg.Self {
-				want[g] = x
-			}
+		if x := m.roster.ByGUID(g); x != nil && g != m.cfg.Self {
+			want[g] = x
 		}
 	}
 	for g, e := range m.ends {
@@ -196,12 +194,7 @@ func (m *Mesh) step() {
 
 // own is the record of this node, nil where it is no member.
 func (m *Mesh) own() *member.Record {
-	for i := range m.roster.Members {
-		if x := &m.roster.Members[i]; x.GUID == m.cfg.Self {
-			return x
-		}
-	}
-	return nil
+	return m.roster.ByGUID(m.cfg.Self)
 }
 
 // dials reports whether a begins the trunk between two members. A leaf may be behind a translation of addresses, so
@@ -306,12 +299,8 @@ func (m *Mesh) report() {
 
 // All is the plan of a full mesh: each member has a trunk to each other one, but leaves not to leaves.
 func All(r *member.Roster, self ib.GUID) (list []ib.GUID) {
-	leaf := false
-	for i := range r.Members {
-		if x := &r.Members[i]; x.GUID == self {
-			leaf = x.Roles.Has(member.Leaf)
-		}
-	}
+	own := r.ByGUID(self)
+	leaf := own != nil && own.Roles.Has(member.Leaf)
 	for i := range r.Members {
 		if x := &r.Members[i]; x.GUID != self && !(leaf && x.Roles.Has(member.Leaf)) {
 			list = append(list, x.GUID)
