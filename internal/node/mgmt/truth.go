@@ -137,7 +137,7 @@ func (c checks) observe(ctx context.Context, command string) (f *walk.Fabric, er
 		return nil, err
 	}
 	f = &walk.Fabric{Topo: t.Topo, Partitions: t.Partitions, Manager: t.Manager, Applied: t.Applied,
-		Lost:   missed(t.Lost, c.n.cfg.Planned),
+		Lost:   t.Lost,
 		Trunks: map[topo.Ref]walk.Trunk{}, Counters: map[topo.Ref]walk.Counters{}}
 	for _, x := range trunks {
 		f.Trunks[t.Topo.PortOf(c.n.cfg.GUID, uint8(x.Port))] = walk.Trunk{Peer: x.Peer, Up: x.Up, Limit: x.Limit,
