@@ -78,7 +78,6 @@ type ring struct {
 	stash   []virtio.Chain
 	have    int // of stash, buffers taken for a frame that found too few
 	touched bool
-	more    bool // a transmit ring filled its share of this turn
 }
 
 func newDevice(p *Port, s session, m memory) *Device {

@@ -16,32 +16,28 @@ func (d *Device) read(frames [][]byte, off []ether.Offload, room []byte) (n int)
 	if d.ctrl != nil {
 		d.control(d.ctrl)
 	}
-	rings := d.tx
+	rings, broken := d.tx, false
 	d.turn++
-	broken, more := false, false
-	for i := range rings {
+	take := func(i, most int) (full bool) {
 		v := rings[(d.turn+i)%len(rings)]
-		share := (len(frames) - n + len(rings) - i - 1) / (len(rings) - i)
-		k, rest, err := d.readRing(v, frames[n:n+share], off[n:n+share], room)
+		if v.halted {
+			return false
+		}
+		k, rest, err := d.readRing(v, frames[n:n+most], off[n:n+most], room)
 		n, room = n+k, rest
 		if err != nil {
 			d.broken(v, err)
 			broken = true
 		}
-		v.more = err == nil && k == share
-		more = more || v.more
+		return err == nil && k == most
+	}
+	more := false
+	for i := range rings {
+		left := len(rings) - i
+		more = take(i, (len(frames)-n+left-1)/left) || more
 	}
 	for i := 0; more && i < len(rings) && n < len(frames); i++ {
-		v := rings[(d.turn+i)%len(rings)]
-		if !v.more {
-			continue
-		}
-		k, rest, err := d.readRing(v, frames[n:], off[n:], room)
-		n, room = n+k, rest
-		if err != nil {
-			d.broken(v, err)
-			broken = true
-		}
+		take(i, len(frames)-n)
 	}
 	if broken {
 		d.sort()
