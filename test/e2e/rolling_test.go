@@ -325,7 +325,10 @@ func TestRollingRestart(t *testing.T) {
 		count = 40
 	}
 	if v := os.Getenv("WEFT_ROLLING_MEMBERS"); v != "" {
-		count, _ = strconv.Atoi(v)
+		var err error
+		if count, err = strconv.Atoi(v); err != nil || count < 3 {
+			t.Fatalf("WEFT_ROLLING_MEMBERS=%s is not a number of members from 3 on", v)
+		}
 	}
 	s := openRolling(t, count)
 	intent := s.intent(0)

@@ -265,7 +265,8 @@ func (f *Fabric) difference(d sm.KeyDifference, level Level) Finding {
 	x := Finding{Level: level, Step: "partition", Fix: "weft sm shows its problems; weft fabric sweep tries again"}
 	switch {
 	case d.Want == sm.NotMember:
-		x.What = fmt.Sprintf("%s has %s as a %s member, against the configuration", who, f.partitionName(d.PKey), memberships[d.Has])
+		x.What = fmt.Sprintf("%s has %s as a %s member, against the configuration", who,
+			f.partitionName(d.PKey), memberships[d.Has])
 	case d.Has == sm.NotMember:
 		x.What = fmt.Sprintf("%s does not have %s, of which it shall be a %s member", who, f.partitionName(d.PKey),
 			memberships[d.Want])
