@@ -132,6 +132,12 @@ const MaxAsked = maxAsked
 // WithInterrupt has each restore end with an error between the old files and the new ones.
 func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end; return c }
 
+// WithStarting has each start of the replica call a function before it finds out whether etcd runs.
+func (c MemberConfig) WithStarting(f func(failed <-chan struct{})) MemberConfig {
+	c.starting = f
+	return c
+}
+
 // FailAside has the files of the member's replica not be set aside; nil: they can be.
 func (m *Member) FailAside(err error) {
 	m.mu.Lock()

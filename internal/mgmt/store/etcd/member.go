@@ -60,6 +60,7 @@ type MemberConfig struct {
 	// interrupt ends a restore between the old files and the new ones, as the end of the node there; asideFails is why
 	// files cannot be set aside.
 	interrupt, asideFails error
+	starting              func(failed <-chan struct{}) // ServerConfig.starting
 }
 
 // Security authenticates the members to each other. Without it every connection may read and write the store:
@@ -346,7 +347,7 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join,
-		counters: &m.arrivals, cas: digest(m.cas)}
+		counters: &m.arrivals, cas: digest(m.cas), starting: m.c.starting}
 	c.Listen = m.c.ListenURL
 	if m.c.Listen != "" {
 		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise

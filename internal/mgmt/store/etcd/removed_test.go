@@ -3,13 +3,12 @@
 package etcd_test
 
 import (
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
@@ -58,8 +57,8 @@ func TestRemovedLeader(t *testing.T) {
 	f.expect("b", "k", "after")
 }
 
-// TestRemovedAtStart: a replica was removed while its node was down, and at the start of the node no other answers the
-// question about it. The node starts, and shares the store once another answers.
+// TestRemovedAtStart: a replica was removed while its node was down, and its node has lost what it knew of the group, so
+// that the replica starts. The node starts, too, and shares the store anew.
 func TestRemovedAtStart(t *testing.T) {
 	f := newFabric(t)
 	f.open("a")
@@ -71,34 +70,24 @@ func TestRemovedAtStart(t *testing.T) {
 	f.until("a removes the replica of b", func() bool {
 		return !slices.ContainsFunc(f.members["a"].Part().Replicas, func(r etcd.Replica) bool { return r.Name == "b" })
 	})
-	door := freePort(t)
-	c := f.configs["b"]
-	c.Seeds = []string{door}
-	f.configs["b"] = c
-	if err := os.WriteFile(filepath.Join(c.Dir, "group.json"), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(f.configs["b"].Dir, "group.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f.open("b")
-	l, err := net.Listen("tcp", door)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			to, err := net.Dial("tcp", f.configs["a"].Advertise)
-			if err != nil {
-				from.Close()
-				continue
-			}
-			go func() { io.Copy(to, from); to.Close() }()
-			go func() { io.Copy(from, to); from.Close() }()
+	var removed atomic.Bool
+	f.configs["b"] = f.configs["b"].WithStarting(func(failed <-chan struct{}) {
+		if removed.Load() {
+			return
 		}
-	}()
+		select {
+		case <-failed:
+			removed.Store(true)
+		case <-time.After(patience):
+		}
+	})
+	f.open("b")
+	if !removed.Load() {
+		t.Fatal("the replica of b was not removed at its start")
+	}
 	f.roles("a:voter b:learner")
 	f.expect("b", "k", "1")
 }

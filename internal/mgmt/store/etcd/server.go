@@ -75,6 +75,8 @@ type ServerConfig struct {
 	maxSize       int64             // MaxSize, except in tests
 	snapshotCount uint64            // changes between snapshots of the log; 1000
 	authToken     string            // kind of etcd's tokens of users, in tests
+	// starting is called in tests before a start finds out whether etcd runs; failed is closed where it ended.
+	starting func(failed <-chan struct{})
 }
 
 // PeerFiles are the paths of PEM files: the certificate of the member, its key, the CA. etcd reads certificate and key
@@ -151,6 +153,9 @@ func (s *Server) open(ctx context.Context) error {
 	case <-s.failed:
 	case <-ctx.Done():
 	case <-patience:
+	}
+	if s.c.starting != nil {
+		s.c.starting(s.failed)
 	}
 	if s.down() == removedWhy {
 		return errRemoved
