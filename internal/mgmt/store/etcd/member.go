@@ -308,7 +308,7 @@ func (m *Member) begin(ctx context.Context) error {
 	}
 	if files(m.c.Dir).exist() || first {
 		switch err := m.startReplica(ctx, nil); {
-		case errors.Is(err, errRemoved): // since the others were asked, or without an answer: they are asked again
+		case errors.Is(err, errRemoved): // meanwhile: the others are asked again
 			m.c.Log.Warn("the replica of the store does not run", "err", err)
 		case err != nil:
 			return err

@@ -57,8 +57,8 @@ func TestRemovedLeader(t *testing.T) {
 	f.expect("b", "k", "after")
 }
 
-// TestRemovedAtStart: a replica was removed while its node was down, and its node has lost what it knew of the group, so
-// that the replica starts. The node starts, too, and shares the store anew.
+// TestRemovedAtStart: a replica was removed while its node was down, and its node has lost what it knew of the group: the
+// replica starts. So does the node, and shares the store anew.
 func TestRemovedAtStart(t *testing.T) {
 	f := newFabric(t)
 	f.open("a")
