@@ -408,6 +408,9 @@ func TestWithoutIPv6(t *testing.T) {
 	}
 }
 
+// waiting is how many packets wait for ReadBatch.
+func waiting(d *Device) int { d.ep.mu.Lock(); defer d.ep.mu.Unlock(); return d.ep.n }
+
 // A sender waits while the reader does not read, and goes on when it does, or
 // when the carrier goes.
 func TestBackPressure(t *testing.T) {
@@ -429,8 +432,7 @@ func TestBackPressure(t *testing.T) {
 		}
 		done <- nil
 	}()
-	waiting := func() int { d.ep.mu.Lock(); defer d.ep.mu.Unlock(); return d.ep.n }
-	await(t, "a full queue", func() bool { return waiting() == maxOut })
+	await(t, "a full queue", func() bool { return waiting(d) == maxOut })
 	if n := sent.Load(); n > maxOut {
 		t.Errorf("%d packets sent while %d fit", n, maxOut)
 	}
@@ -443,7 +445,7 @@ func TestBackPressure(t *testing.T) {
 		}
 		got += n
 	}
-	await(t, "a full queue again", func() bool { return waiting() == maxOut })
+	await(t, "a full queue again", func() bool { return waiting(d) == maxOut })
 	if err := d.SetCarrier(false); err != nil {
 		t.Fatal(err)
 	}
@@ -493,17 +495,24 @@ func TestHostileInput(t *testing.T) {
 // What the stack does not get to is dropped, not kept.
 func TestInputIsBounded(t *testing.T) {
 	d := open(t, config(1, 2044))
-	// The stack waits for the reader, which does not come: it answers each.
+	// The stack waits for the reader, which does not come: it answers each. Packets of the stack itself may fill the
+	// queue before the last Write, which then waits.
 	c, err := d.DialUDP(netip.MustParseAddrPort("10.20.0.2:9"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for range maxOut {
-		if _, err := c.Write([]byte("x")); err != nil {
-			t.Fatal(err)
+	written := make(chan error, 1)
+	go func() {
+		for range maxOut {
+			if _, err := c.Write([]byte("x")); err != nil {
+				written <- err
+				return
+			}
 		}
-	}
+		written <- nil
+	}()
+	await(t, "a full queue", func() bool { return waiting(d) == maxOut })
 	echo := make([]byte, headroom+28)
 	p := echo[headroom:]
 	copy(p, []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 10, 20, 0, 9, 10, 20, 0, 1, 8, 0, 0, 0, 0, 0, 0, 1})
@@ -522,6 +531,9 @@ func TestInputIsBounded(t *testing.T) {
 	other := open(t, config(2, 2044))
 	cable(t, d, other, 2044, nil)
 	cable(t, other, d, 2044, nil)
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
 	var rtt time.Duration
 	await(t, "an answer", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
