@@ -14,7 +14,6 @@ import (
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
@@ -53,22 +52,18 @@ func (s *Server) Fail(why string) { s.fail(why) }
 // Bridge is bridge.
 func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger { return bridge(log, fatal) }
 
-// Cut drops the messages of this member's replica to all others, until Mend.
-func (m *Member) Cut() { m.peers((*etcdserver.EtcdServer).CutPeer) }
+// Cut drops the messages of this member's replica to all others, until Mend. etcd's CutPeer would also stop the pipelines
+// of replicas that are not applied yet, without a lock.
+func (m *Member) Cut() { m.replica((*etcdserver.EtcdServer).PauseSending) }
 
 // Mend undoes Cut.
-func (m *Member) Mend() { m.peers((*etcdserver.EtcdServer).MendPeer) }
+func (m *Member) Mend() { m.replica((*etcdserver.EtcdServer).ResumeSending) }
 
-func (m *Member) peers(f func(*etcdserver.EtcdServer, types.ID)) {
+func (m *Member) replica(f func(*etcdserver.EtcdServer)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.server == nil {
-		return
-	}
-	for _, r := range m.server.Replicas() {
-		if r.ID != m.server.ID() {
-			f(m.server.etcd, types.ID(r.ID))
-		}
+	if m.server != nil {
+		f(m.server.etcd)
 	}
 }
 
