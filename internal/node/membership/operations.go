@@ -24,6 +24,9 @@ import (
 // storeWait bounds how long a command waits for the store.
 const storeWait = 5 * time.Second
 
+// removeWait is storeWait of a removal, for which a full store may have to make room.
+const removeWait = 4 * storeWait
+
 // failed makes an error of a command what people read.
 func (m *Membership) failed(err error) error {
 	if err == nil {
@@ -141,7 +144,7 @@ func (m *Membership) remove(ctx context.Context, q api.MemberRemoval) (v api.Rem
 	if err != nil {
 		return v, err
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, removeWait)
 	defer stop()
 	done, err := r.Remove(ctx, q.Name, m.author(), q.Force)
 	if err != nil {

@@ -145,9 +145,8 @@ func (r *Registry) Members(ctx context.Context) (list []Member, problems []*prob
 	}
 	slices.SortFunc(list, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
 	for _, g := range v.roster.Removed {
-		if g.MKey {
-			v.bad = append(v.bad, problem.New("the removal of "+g.Name+" is not complete",
-				"the subnet's M_Key, which it had, has not been replaced", "weft sm set --m-key random"))
+		if p := r.incomplete(&g); p != nil {
+			v.bad = append(v.bad, p)
 		}
 	}
 	return list, v.bad, nil
@@ -221,79 +220,6 @@ func (r *Registry) Reported(ctx context.Context) (member.Report, error) {
 		return member.Report{}, err
 	}
 	return member.Decode[member.Report](e.Value)
-}
-
-// Remove removes a member: it is out with this transaction. It returns what was replaced; the M_Key follows, and
-// Advance repeats that until it is done. Nothing that the member wrote of its own stays. In a store that is full that is
-// deleted first, which makes room.
-func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (member.Replaced, error) {
-	var done member.Replaced
-	var own []store.Op
-	decide := func(v *view) ([]store.Op, error) {
-		now := r.cfg.Now()
-		next, err := member.NewAuthority(v.fabric.ID, v.fabric.NextEpoch(), now, 0)
-		if err != nil {
-			return nil, err
-		}
-		plan, p := member.PlanRemoval(v.fabric, &v.roster, name, next, now, by, force)
-		if p != nil {
-			return nil, p
-		}
-		done = plan.Replace
-		ops, err := join(put(goneKey(plan.Gone.Key), plan.Gone))
-		if err != nil {
-			return nil, err
-		}
-		g := plan.Gone.GUID
-		if own, err = r.own(ctx, g); err != nil {
-			return nil, err
-		}
-		ops = append(append(ops, own...), store.DeleteOp(recordKey(g)), store.DeleteOp(nameKey(plan.Gone.Name)))
-		for _, c := range v.fabric.CAs {
-			ops = append(ops, store.DeleteOp(sealedKey(c.Epoch, g)))
-		}
-		tokens, err := r.cfg.Store.List(ctx, member.TreeToken)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range tokens.Entries {
-			ops = append(ops, store.DeleteOp(t.Key))
-		}
-		if plan.Fabric == nil {
-			return ops, nil
-		}
-		f, err := r.replaceCA(v, *plan.Fabric, next, plan.Voters)
-		return append(ops, f...), err
-	}
-	err := r.edit(ctx, decide)
-	if errors.Is(err, store.ErrFull) && len(own) > 0 {
-		if _, err := r.cfg.Store.Txn(ctx, store.Txn{Do: own}); err != nil {
-			return 0, err
-		}
-		err = r.edit(ctx, decide)
-	}
-	if err != nil {
-		return 0, err
-	}
-	if r.cfg.Rekey != nil {
-		return done, r.rekey(ctx)
-	}
-	return done, nil
-}
-
-// maxOwn bounds the keys of a member's devices, of which there is one.
-const maxOwn = 16
-
-// own deletes what a member writes of its own. Its replica of the store leaves the group by that.
-func (r *Registry) own(ctx context.Context, g ib.GUID) ([]store.Op, error) {
-	guid := "/" + member.GUIDKey(g)
-	ops := []store.Op{store.DeleteOp(reportKey(g)), store.DeleteOp(member.TreeStoreMember + guid),
-		store.DeleteOp(member.TreeStorePresent + guid)}
-	devices, err := r.cfg.Store.List(ctx, member.TreeNode+guid)
-	for _, e := range devices.Entries[:min(len(devices.Entries), maxOwn)] {
-		ops = append(ops, store.DeleteOp(e.Key))
-	}
-	return ops, err
 }
 
 // replaceCA writes a fabric with a new CA, its key sealed to voters.
@@ -411,12 +337,14 @@ func (r *Registry) Rotate(ctx context.Context) error {
 }
 
 // Advance does what time or reports make due, one step: states of members, a rotation's next step, the CA's key for a
-// voter that lacks it, the M_Key of an incomplete removal, the end of old tokens and removals. A voter calls it now and
-// then, and after changes; several at once do no harm. It reports whether there may be more to do at once.
+// voter that lacks it, the M_Key of an incomplete removal, what its member wrote, the end of old tokens and removals. A
+// voter calls it now and then, and after changes; several at once do no harm. It reports whether there may be more to do
+// at once.
 func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 	pending := false
+	var last *view
 	err = r.edit(ctx, func(v *view) ([]store.Op, error) {
-		again, pending = false, false
+		again, pending, last = false, false, v
 		now := r.cfg.Now()
 		for _, g := range v.roster.Removed {
 			pending = pending || g.MKey && now.Sub(g.At) > rekeyAfter
@@ -463,6 +391,9 @@ func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 		}
 		return nil, err
 	})
+	if err == nil && !again {
+		r.clean(ctx, last)
+	}
 	if err == nil && pending && r.cfg.Rekey != nil {
 		err = r.rekey(ctx)
 	}

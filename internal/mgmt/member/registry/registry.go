@@ -53,6 +53,8 @@ type Registry struct {
 	// caused bounds, for each member, how often its reports change its record.
 	caused map[ib.GUID]member.Bucket
 	newer  Newer
+	// cleaned are the removals after which nothing that their members wrote is left, or why something is.
+	cleaned map[member.Key]error
 }
 
 // Newer are the records that a later weft wrote, with fields that this one may lack.
