@@ -49,6 +49,9 @@ func (s *Server) SaysFull() bool { return len(s.etcd.Alarms()) > 0 }
 // Fail makes the server one with an etcd that ended by itself.
 func (s *Server) Fail(why string) { s.fail(why) }
 
+// Transfers reports whether the server still begins to pass its lead on.
+func (s *Server) Transfers() bool { return s.transfer(func() {}) }
+
 // Bridge is bridge.
 func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger { return bridge(log, fatal) }
 

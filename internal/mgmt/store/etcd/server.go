@@ -99,14 +99,16 @@ type Server struct {
 	web      *http.Server
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
-	yielding sync.WaitGroup        // of Yield
 	once     sync.Once             // of Close
 	withheld atomic.Pointer[error] // the answer to calls of other nodes; nil: they are served
 
 	mu      sync.Mutex
 	clients map[*Client]struct{} // nil once closed
-	failure string               // why etcd cannot go on
-	failed  chan struct{}        // closed when it is set
+	// yielding has the transfers of the lead that Yield began; none is begun once the replica leaves.
+	yielding sync.WaitGroup
+	leaving  bool
+	failure  string        // why etcd cannot go on
+	failed   chan struct{} // closed when it is set
 }
 
 // A segment of the log is made whole when it is begun: etcd's 64 MiB would be
@@ -476,12 +478,15 @@ func (s *Server) Yield() {
 		return
 	}
 	done := make(chan struct{})
-	s.yielding.Go(func() {
+	begun := s.transfer(func() {
 		defer close(done)
 		if err := s.etcd.TryTransferLeadershipOnShutdown(); err != nil {
 			s.c.Log.Info("the group elects another leader of the store", "err", err)
 		}
 	})
+	if !begun {
+		return
+	}
 	select {
 	case <-done:
 	case <-s.failed:
@@ -489,8 +494,23 @@ func (s *Server) Yield() {
 	}
 }
 
-// leave ends the replica.
+// transfer runs f on a goroutine of its own, and reports whether it does: not once the replica leaves.
+func (s *Server) transfer(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaving {
+		return false
+	}
+	s.yielding.Go(f)
+	return true
+}
+
+// leave ends the replica. A Yield from then on, such as that of a node that ends while the replica is retired, does
+// nothing.
 func (s *Server) leave() {
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
 	s.etcd.HardStop()
 	s.yielding.Wait()
 }

@@ -246,3 +246,28 @@ func (l *lines) has(text string) bool {
 	defer l.mu.Unlock()
 	return strings.Contains(l.text.String(), text)
 }
+
+// TestYieldBesideEnd: a replica that is ended may be requested to pass its lead on at the same time, and afterwards.
+func TestYieldBesideEnd(t *testing.T) {
+	for range 5 {
+		s := start(t, etcd.ServerConfig{Dir: quick(t)})
+		ended := make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			for {
+				s.Yield()
+				select {
+				case <-ended:
+					return
+				default:
+				}
+			}
+		})
+		s.Close()
+		close(ended)
+		all.Wait()
+		if s.Transfers() {
+			t.Error("a replica that has ended passes its lead on")
+		}
+	}
+}
