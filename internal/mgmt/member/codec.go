@@ -49,8 +49,9 @@ func (s *Sealed) limit() int { return MaxRecord }
 func (t *Token) limit() int  { return MaxRecord }
 func (r *Roster) limit() int { return MaxRoster }
 
-// Encode returns the form of a record in the store: JSON with its version, and the fields that Decode kept where they
-// fit. A record that Check refuses is not encoded.
+// Encode returns the form of a record in the store: JSON with its version, and the fields that Decode kept. Where those
+// do not fit, the record is of this weft's minor form: the later one would not find its fields in its own. A record that
+// Check refuses is not encoded.
 func Encode[T any, R interface {
 	*T
 	Value
@@ -70,7 +71,8 @@ func Encode[T any, R interface {
 		return nil, err
 	}
 	if len(b)+len(kept)-1 > r.limit() {
-		return b, nil
+		f.Minor = recordMinor
+		return json.Marshal(v)
 	}
 	return append(append(b[:len(b)-1], ','), kept[1:]...), nil
 }

@@ -219,3 +219,23 @@ func FuzzNames(f *testing.F) {
 		}
 	})
 }
+
+// TestKeptFieldsDoNotFit: a record without the fields of a later minor form is not of that form.
+func TestKeptFieldsDoNotFit(t *testing.T) {
+	for _, octets := range []int{100, MaxRecord} {
+		p := Report{GUID: 0x0200000000010000}
+		p.Minor = recordMinor + 1
+		p.Kept = map[string]json.RawMessage{"next": json.RawMessage(`"` + strings.Repeat("x", octets) + `"`)}
+		b, err := Encode(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var head Form
+		if err := json.Unmarshal(b, &head); err != nil {
+			t.Fatal(err)
+		}
+		if kept := strings.Contains(string(b), "next"); kept != head.Newer() || kept != (octets < MaxRecord) {
+			t.Errorf("%d octets: kept %v, the minor form is %d", octets, kept, head.Minor)
+		}
+	}
+}
