@@ -30,6 +30,7 @@ type worker struct {
 	changed  time.Time // that a change was first seen which is later than the last upkeep; zero: none was
 	reached  time.Time // that the store last took a report, or it was first missed
 	probed   time.Time
+	led      bool // this node was the first of the voters from its last look on: no report has waited for it
 }
 
 // Rounds begin some at once, and then once in roundEvery: any member wakes all voters by its reports.
@@ -88,6 +89,8 @@ func (w *worker) round(ctx context.Context) {
 
 // due reports whether a voter is to look at all members now.
 func (w *worker) due(now time.Time) bool {
+	first := w.first()
+	w.led = w.led && first
 	if w.changed.IsZero() && w.m.due.Load() {
 		w.changed = now
 	}
@@ -97,7 +100,7 @@ func (w *worker) due(now time.Time) bool {
 	case w.changed.IsZero():
 		return false
 	}
-	return w.first() || now.Sub(w.changed) >= w.later()
+	return first || now.Sub(w.changed) >= w.later()
 }
 
 // first is Config.First.
@@ -180,9 +183,10 @@ func (w *worker) compareClocks(all []registry.Member) {
 	var p *problem.Error
 	roster := w.m.roster.Load()
 	late := 2 * workEvery
-	if !w.first() {
+	if !w.led { // as it was before this look
 		late += w.later()
 	}
+	w.led = w.first()
 	for i := range all {
 		if x := &all[i]; x.Report != nil && x.GUID != w.m.cfg.GUID {
 			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, w.m.cfg.Now(), late, time.Duration(roster.Skew)))
@@ -199,6 +203,22 @@ func (w *worker) saw(k member.Key, name string, p *member.Report) *problem.Error
 		address = p.Addresses[0]
 	}
 	return w.seen.Saw(k, name, p.Incarnation, address, w.m.cfg.Now())
+}
+
+// sawOther notes that another incarnation wrote a report in the place of this node's. The first voter looks at it with
+// all others; another voter names it at once, and leaves it to its next look to take back what it named.
+func (w *worker) sawOther(stored, own *member.Report) {
+	m := w.m
+	m.mu.Lock()
+	id, name := m.id, m.kept.Name
+	m.mu.Unlock()
+	w.saw(id.Key(), name, stored)
+	if m.voter() && w.first() {
+		return
+	}
+	if p := w.saw(id.Key(), name, own); p != nil || !m.voter() {
+		m.fault("identity_copied", p)
+	}
 }
 
 // stale reports whether the certificate lags behind the roster: another name or roles, or another CA signs.
@@ -360,13 +380,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	stored, err := r.Reported(ctx)
 	foreign := err == nil && stored.Incarnation != 0 && stored.Incarnation != m.incarnation
 	if foreign {
-		m.mu.Lock()
-		id, name := m.id, m.kept.Name
-		m.mu.Unlock()
-		w.saw(id.Key(), name, &stored)
-		if !m.voter() || !w.first() { // the first voter sees it with all others
-			m.fault("identity_copied", w.saw(id.Key(), name, &p))
-		}
+		w.sawOther(&stored, &p)
 	}
 	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
 		m.fault("member_report", nil)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,8 +15,10 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/home"
 	"weft/internal/mgmt/member/registry"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/problem"
 )
 
 // TestPace: the first values of poke begin a round at once each, and a flood of them one in roundEvery, the last of
@@ -137,5 +140,69 @@ func TestVoterWithoutKey(t *testing.T) {
 	}
 	if c, err := x509.ParseCertificate(answer.Certificate); err != nil || !c.NotAfter.After(before.NotAfter) {
 		t.Errorf("the new certificate: %v, %v", c, err)
+	}
+}
+
+// lookout is a voter of two that is not the first, with what First returns.
+func lookout(t *testing.T, now *time.Time) (*worker, *atomic.Bool) {
+	t.Helper()
+	id, err := member.NewIdentity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := &atomic.Bool{}
+	m := New(Config{Dir: t.TempDir(), GUID: guid(1), First: first.Load, Now: func() time.Time { return *now },
+		Log: slog.New(slog.DiscardHandler)})
+	m.id, m.kept = id, &home.Membership{Name: "a1"}
+	m.roster.Store(&member.Roster{Skew: int64(time.Minute), Members: []member.Record{
+		{GUID: guid(1), Name: "a1", Roles: member.HostRoles}, {GUID: guid(2), Name: "b1", Roles: member.HostRoles}}})
+	return &worker{m: m, spread: 0.5}, first
+}
+
+// TestClocksAtNewLeader: a voter that becomes the first has not looked at reports as soon as they were written, until it
+// has looked once as the first.
+func TestClocksAtNewLeader(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	w, first := lookout(t, &now)
+	look := func(behind time.Duration) *problem.Error {
+		now = now.Add(time.Minute)
+		w.due(now)
+		w.compareClocks([]registry.Member{{Record: member.Record{GUID: guid(2), Name: "b1"},
+			Report: &member.Report{GUID: guid(2), Clock: now.Add(-behind)}}})
+		return w.m.faults["member_clock"]
+	}
+	behind := time.Minute + w.later()
+	for _, x := range []struct {
+		what  string
+		first bool
+		fault bool
+	}{
+		{"not the first", false, false},
+		{"not the first any more", false, false},
+		{"the first from now on", true, false},
+		{"the first", true, true},
+		{"not the first again", false, false},
+	} {
+		first.Store(x.first)
+		if p := look(behind); (p != nil) != x.fault {
+			t.Errorf("%s: %v", x.what, p)
+		}
+	}
+}
+
+// TestCopiedIdentityOfAnother: a voter that is not the first does not take back that the identity of another member is
+// used twice when it finds that of an earlier start of its own.
+func TestCopiedIdentityOfAnother(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	w, _ := lookout(t, &now)
+	other := problem.New("the identity of b1 is used twice", "two nodes have its key", "weft member remove b1")
+	w.m.fault("identity_copied", other)
+	w.sawOther(&member.Report{Incarnation: 1}, &member.Report{Incarnation: 2})
+	if p := w.m.faults["identity_copied"]; p != other {
+		t.Errorf("%v", p)
+	}
+	w.sawOther(&member.Report{Incarnation: 1}, &member.Report{Incarnation: 2})
+	if p := w.m.faults["identity_copied"]; p == nil || !strings.Contains(p.Error(), "a1") {
+		t.Errorf("its own: %v", p)
 	}
 }
