@@ -52,6 +52,12 @@ func TestNewerRecord(t *testing.T) {
 	if n, why := members(); n != 2 || why != "" || a.Newer().Records != 2 {
 		t.Errorf("%d members, %q, %+v", n, why, a.Newer())
 	}
+	if err := l.host(2).Report(t.Context(), member.Report{Form: member.Form{Minor: 9}}); err != nil {
+		t.Fatal(err)
+	}
+	if n, why := members(); n != 2 || why != "" || a.Newer().Records != 2 {
+		t.Errorf("with a report of a later form: %d members, %q, %+v", n, why, a.Newer())
+	}
 	if err := a.Rename(t.Context(), "b1", "b2"); err != nil {
 		t.Fatal(err)
 	}

@@ -213,9 +213,10 @@ func (v *view) dropAmbiguous() {
 	}
 }
 
-// see counts a record that a later weft wrote.
+// see counts a record that a later weft wrote. A report is not among them: any member writes its own as it likes, and
+// Members has the version there.
 func (v *view) see(key string, x member.Value) {
-	if x.Newer() {
+	if x.Newer() && !store.Below(member.TreeReport, key) {
 		v.newer.Records++
 		v.newer.Key = key
 	}
