@@ -432,7 +432,7 @@ func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	m.note(now, "%s, was %s: %s", stateName(s), stateName(m.state), why)
 	m.state = s
 	m.requests.abandon()
-	m.sweep = nil
+	m.sweep, m.cut = nil, 0
 	m.heavyAt, m.lightAt = 0, 0
 	m.polls = 0
 	m.pollAt = 0
@@ -515,7 +515,7 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 // Deadline returns when Next must be called next, zero for never.
 func (m *Manager) Deadline() mono.Time {
 	t := m.requests.deadline()
-	if m.sweep != nil && (m.sweep.kind == light || m.sweep.kind == heavy && m.requests.waits() && m.cut < mostCut) {
+	if m.sweep != nil && (m.sweep.kind == light || m.cuts()) {
 		t = mono.Min(t, m.heavyAt)
 	}
 	if m.sweep == nil && m.permitted && (m.state == mad.SMMaster || m.state == mad.SMDiscovering) {
@@ -533,6 +533,12 @@ func (m *Manager) Deadline() mono.Time {
 // mostCut bounds Manager.cut: a subnet that changes all the time is swept none the less.
 const mostCut = 3
 
+// cuts reports whether the sweep ends when the next one is due. One that hands over does not: with it would end the
+// request that the other manager has not answered.
+func (m *Manager) cuts() bool {
+	return m.sweep.kind == heavy && m.sweep.phase < handing && m.cut < mostCut && m.requests.waits()
+}
+
 // tick starts the sweep or poll that is due.
 func (m *Manager) tick(now mono.Time) {
 	m.pollMaster(now)
@@ -545,7 +551,7 @@ func (m *Manager) tick(now mono.Time) {
 		m.requests.abandon()
 		m.sweep = nil
 	}
-	if m.sweep != nil && m.sweep.kind == heavy && m.heavyAt.Due(now) && m.requests.waits() && m.cut < mostCut {
+	if m.sweep != nil && m.heavyAt.Due(now) && m.cuts() {
 		// It waits for a node that does not answer, and what it found is not so any more.
 		m.requests.abandon()
 		m.sweep = nil

@@ -237,7 +237,7 @@ func (m *Manager) endFailed(now mono.Time, why string) {
 	s := m.sweep
 	s.problem("the manager", "%s", why)
 	m.logSweep(now, s)
-	m.sweep = nil
+	m.sweep, m.cut = nil, 0
 	m.heavyAt, m.heavyWhy = now.Add(m.cfg.Backoff), why
 }
 
