@@ -213,6 +213,17 @@ func (v *view) dropAmbiguous() {
 	}
 }
 
+// asJoined is the roster with the addresses that members joined with: no member keeps another host out by a report.
+func (v *view) asJoined() member.Roster {
+	r := v.roster
+	r.Members = slices.Clone(r.Members)
+	for i := range r.Members {
+		m := &r.Members[i]
+		m.Addresses, m.Store = v.joined[m.GUID].addresses, v.joined[m.GUID].store
+	}
+	return r
+}
+
 // see counts a record that a later weft wrote. A report is not among them: any member writes its own as it likes, and
 // Members has the version there.
 func (v *view) see(key string, x member.Value) {
@@ -470,7 +481,7 @@ func (r *Registry) Join(ctx context.Context, q *member.Request, mtu int, host st
 		if err != nil {
 			return nil, err
 		}
-		g, p := member.Check(q, &member.Situation{Fabric: v.fabric, Roster: v.roster, Token: t, MTU: mtu,
+		g, p := member.Check(q, &member.Situation{Fabric: v.fabric, Roster: v.asJoined(), Token: t, MTU: mtu,
 			Host: host}, now)
 		if p != nil {
 			return nil, p
