@@ -29,6 +29,8 @@ const (
 	// What members write for the replication of the store, below their GUIDs.
 	TreeStoreMember  = "store/member"
 	TreeStorePresent = "store/present"
+	// KeyStoreRoster has the replicas of the store (etcd.Roster), as their leader writes it.
+	KeyStoreRoster = "store/roster/group"
 
 	treeMKeys   = "subnet/m_key"
 	treeHistory = "history"

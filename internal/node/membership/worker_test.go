@@ -159,8 +159,8 @@ func lookout(t *testing.T, now *time.Time) (*worker, *atomic.Bool) {
 	return &worker{m: m, spread: 0.5}, first
 }
 
-// TestClocksAtNewLeader: a voter that becomes the first has not looked at reports as soon as they were written, until it
-// has looked once as the first.
+// TestClocksAtNewLeader: a voter that becomes the first has not looked at reports as soon as they were written, until
+// it has looked once as the first.
 func TestClocksAtNewLeader(t *testing.T) {
 	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 	w, first := lookout(t, &now)

@@ -338,8 +338,8 @@ func (r *Registry) Rotate(ctx context.Context) error {
 
 // Advance does what time or reports make due, one step: states of members, a rotation's next step, the CA's key for a
 // voter that lacks it, the M_Key of an incomplete removal, what its member wrote, the end of old tokens and removals. A
-// voter calls it now and then, and after changes; several at once do no harm. It reports whether there may be more to do
-// at once.
+// voter calls it now and then, and after changes; several at once do no harm. It reports whether there may be more to
+// do at once.
 func (r *Registry) Advance(ctx context.Context) (again bool, err error) {
 	pending := false
 	var last *view

@@ -4,6 +4,7 @@ package registry
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -21,10 +22,10 @@ const (
 	fullTries = 20
 )
 
-// Remove removes a member: it is out with this transaction. It returns what was replaced. The M_Key follows, and so does
-// the deletion of all that the member wrote of its own; Advance repeats both until they are done. A store that stays full
-// gets its room by that deletion, which comes first then, unless the members changed after the removal was decided. An
-// error of the kind store.ErrFull is of a store that had too little room even so: the member is still one.
+// Remove removes a member: it is out with this transaction. It returns what was replaced. The M_Key follows, and so
+// does the deletion of all that the member wrote of its own; Advance repeats both until they are done. A store that
+// stays full gets its room by that deletion, which comes first then, unless the members changed after the removal was
+// decided. An error of the kind store.ErrFull is of a store that had too little room even so: the member is still one.
 func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (member.Replaced, error) {
 	var x removal
 	decide := func(v *view) (ops []store.Op, err error) {
@@ -76,6 +77,9 @@ func (r *Registry) removal(ctx context.Context, v *view, name, by string, force 
 	if p != nil {
 		return x, nil, p
 	}
+	if err := r.mayLoseReplica(ctx, &plan.Gone); err != nil {
+		return x, nil, err
+	}
 	x = removal{at: v.change, gone: plan.Gone, replaced: plan.Replace}
 	if ops, err = join(put(goneKey(plan.Gone.Key), plan.Gone)); err != nil {
 		return x, nil, err
@@ -97,6 +101,38 @@ func (r *Registry) removal(ctx context.Context, v *view, name, by string, force 
 	}
 	f, err := r.replaceCA(v, *plan.Fabric, next, plan.Voters)
 	return x, append(ops, f...), err
+}
+
+// mayLoseReplica returns why a member cannot be removed as far as the store is concerned: it has the only replica that
+// votes. The others refuse the removed member, and so could not get the vote from it.
+func (r *Registry) mayLoseReplica(ctx context.Context, g *member.Gone) error {
+	what := "cannot remove the member " + g.Name
+	e, err := r.cfg.Store.Get(ctx, member.KeyStoreRoster)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil // an etcd elsewhere, or none
+	} else if err != nil {
+		return err
+	}
+	var group struct {
+		Replicas []struct {
+			Name    string `json:"name"`
+			Learner bool   `json:"learner"`
+		} `json:"replicas"`
+	}
+	if err := json.Unmarshal(e.Value, &group); err != nil {
+		return problem.New(what, "the list of replicas is unreadable: "+err.Error(), "weft store status")
+	}
+	own, others := false, false
+	for _, c := range group.Replicas {
+		own = own || !c.Learner && c.Name == member.GUIDKey(g.GUID)
+		others = others || !c.Learner && c.Name != member.GUIDKey(g.GUID)
+	}
+	if own && !others {
+		return problem.New(what, "it has the only copy of the store that votes, and the others could change nothing "+
+			"without it", "weft join on a third host, then wait until weft store status lists three voters; or weft down "+
+			"on "+g.Name+" and weft store restore here, then repeat this")
+	}
+	return nil
 }
 
 // reports deletes what a member writes for the others. Its replica of the store leaves the group by that.
@@ -135,8 +171,8 @@ func (r *Registry) deleteOwn(ctx context.Context, at store.Cond, g ib.GUID) erro
 	return err
 }
 
-// cleanAfter is how long after a removal nothing arrives any more that its member wrote before: the nodes with the store
-// refuse the member within seconds.
+// cleanAfter is how long after a removal nothing arrives any more that its member wrote before: the nodes with the
+// store refuse the member within seconds.
 const cleanAfter = time.Minute
 
 // clean deletes what removed members wrote of their own and is still there: an older weft left their devices, the store

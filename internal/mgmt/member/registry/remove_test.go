@@ -4,6 +4,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -209,6 +210,29 @@ func TestRemovalAtOlderVoter(t *testing.T) {
 	for _, key := range own {
 		if !strings.Contains(strings.Join(l.left(2), " "), strings.Replace(key, "%", member.GUIDKey(guid(2)), 1)) {
 			t.Errorf("%s is gone", key)
+		}
+	}
+}
+
+// TestOnlyVotingReplica: a member with the only replica of the store that votes is not removed, by force neither.
+func TestOnlyVotingReplica(t *testing.T) {
+	l := newLab(t)
+	a := l.found(1, "a1")
+	b := l.join(a, 2, "b1")
+	l.settle(a)
+	for _, c := range []struct {
+		learner string // of the replica of b1
+		refused bool
+	}{{`,"learner":true`, true}, {"", false}} {
+		group := fmt.Sprintf(`{"replicas":[{"id":1,"name":"%s"},{"id":2,"name":"%s"%s}]}`, member.GUIDKey(guid(1)),
+			member.GUIDKey(guid(2)), c.learner)
+		if _, err := store.Put(t.Context(), l.store, member.KeyStoreRoster, []byte(group)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := b.Remove(t.Context(), "a1", "root at b1", true)
+		refused := err != nil && strings.Contains(err.Error(), "only copy of the store")
+		if refused != c.refused || !refused && err != nil {
+			t.Errorf("%s: %v", group, err)
 		}
 	}
 }

@@ -14,6 +14,16 @@ import (
 	"weft/internal/proto/ib"
 )
 
+// TestReplicasForRemovals: the leader writes the replicas where removals read them.
+func TestReplicasForRemovals(t *testing.T) {
+	f := newFabric(t)
+	m := f.open("a")
+	f.until("the replicas are written", func() bool {
+		e, err := m.Get(t.Context(), members.KeyStoreRoster)
+		return err == nil && strings.Contains(string(e.Value), `"name":"a"`)
+	})
+}
+
 // fillUp puts until the store is full, and little more: it looks at its size twice a second.
 func fillUp(t *testing.T, c store.Store) {
 	t.Helper()
