@@ -3,6 +3,7 @@
 package etcd_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -24,19 +25,19 @@ func TestReplicasForRemovals(t *testing.T) {
 	})
 }
 
-// fillUp puts until the store is full, and little more: it looks at its size twice a second.
-func fillUp(t *testing.T, c store.Store) {
+// fillUp puts until the store is full, and no more: it is written anew after each put, else its size is known later.
+func fillUp(t *testing.T, s *etcd.Server, c store.Store) {
 	t.Helper()
-	for until := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		_, err := store.Put(t.Context(), c, "one", nil)
-		if err != nil {
+	for i := range 1000 {
+		if _, err := store.Put(t.Context(), c, fmt.Sprintf("many/%d", i), make([]byte, 64<<10)); err != nil {
 			want(t, err, store.ErrFull)
 			return
 		}
-		if time.Now().After(until) {
-			t.Fatal("the store is never full")
+		if err := s.Compact(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
+	t.Fatal("the store is never full")
 }
 
 // TestRemovalFromFullStore removes a member from a store that is full of history, and then one that has filled it.
@@ -91,10 +92,8 @@ func TestRemovalFromFullStore(t *testing.T) {
 	}
 	remove("b1")
 	putSoon(t, c, "one")
-	for _, key := range []string{devices, "many/1", "many/2", "many/3"} {
-		put(t, c, key, strings.Repeat("x", store.MaxValue-100))
-	}
-	fillUp(t, c)
+	put(t, c, devices, strings.Repeat("x", store.MaxValue))
+	fillUp(t, s, c)
 	remove("c1")
 	if l, err := c.List(t.Context(), members.TreeNode); err != nil || len(l.Entries) > 0 {
 		t.Errorf("%d entries are left, %v", len(l.Entries), err)
