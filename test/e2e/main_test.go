@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,11 +49,17 @@ type testbed struct {
 	spaces []*lab.NetNS
 }
 
-var testbeds []*testbed // all that are open
+// testbeds are all testbeds that are open. Tests run in parallel.
+var testbeds struct {
+	mu   sync.Mutex
+	open []*testbed
+}
 
 func closeTestbeds() error {
+	testbeds.mu.Lock()
+	defer testbeds.mu.Unlock()
 	var err error
-	for _, b := range testbeds {
+	for _, b := range testbeds.open {
 		err = errors.Join(err, b.close())
 	}
 	return err
@@ -95,14 +102,13 @@ func openTestbed(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) 
 		t.Fatal(err)
 	}
 	b := &testbed{mtu: portMTU(mtu), spaces: []*lab.NetNS{a, c}}
-	testbeds = append(testbeds, b)
+	testbeds.mu.Lock()
+	testbeds.open = append(testbeds.open, b)
+	testbeds.mu.Unlock()
 	t.Cleanup(func() {
-		for i := range testbeds {
-			if testbeds[i] == b {
-				testbeds = append(testbeds[:i], testbeds[i+1:]...)
-				break
-			}
-		}
+		testbeds.mu.Lock()
+		testbeds.open = slices.DeleteFunc(testbeds.open, func(x *testbed) bool { return x == b })
+		testbeds.mu.Unlock()
 		b.check(t)
 		if t.Failed() {
 			for _, n := range []*lab.Node{b.Server, b.Client} {
