@@ -175,16 +175,6 @@ static int free_kind(struct exec *x, enum op op, int i)
 	}
 }
 
-/* quiet has every queue pair stop to send and to receive. */
-static void quiet(struct exec *x)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RESET };
-
-	for (int i = 0; i < MAX_OBJ; i++)
-		if (T(x, qp)[i])
-			ibv_modify_qp(GET(qp, i), &a, IBV_QP_STATE);
-}
-
 /* reset destroys all objects, users before what they use. Answers: rc, the
  * first failure; id, the call; u[0], a bit for each asynchronous event that
  * was not fetched. */
@@ -565,9 +555,6 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		memcpy(payload, &x->h, m->len = sizeof x->h);
 		break;
 	case OP_BYE:
-		break;
-	case OP_QUIET:
-		quiet(x);
 		break;
 	case OP_RESET:
 		reset(x, m);

@@ -379,6 +379,8 @@ const char *type_name(int type)
 bool port_is_ib(void) { return A->h.link_layer == IBV_LINK_LAYER_INFINIBAND; }
 bool is_rxe(const struct conn *c) { return c->s[0].e->rxe || c->s[1].e->rxe; }
 
+bool refused_resize_kills(const struct end *e) { return e->h.vendor_id == RXE_VENDOR; }
+
 uint64_t room(const struct conn *c) { return c->o.room; }
 uint64_t aligned(struct buf b) { return (8 - b.addr % 8) % 8 + 64; }
 

@@ -528,9 +528,9 @@ static void srq_resize(void)
 		CHECK(posted <= N, "test bug");
 		if (posted > first)
 			OK(try_post_srq(B, c.s[1].srq, r + first, posted - first, NULL));
-		/* Below what waits nothing changes; soft-RoCE goes by the power of two that it rounds up to. */
-		a.max_wr = B->rxe ? step[s].size / 4 : step[s].size - 1;
-		if (a.max_wr >= 4 || !B->rxe)
+		/* A resize below the number of requests that wait is refused and changes nothing. */
+		a.max_wr = step[s].size - 1;
+		if (!refused_resize_kills(B))
 			EXPECT_RC(EINVAL, try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
 		for (; posted - taken > (int)step[s].leave; taken++) {
 			uint64_t seed = rnd();

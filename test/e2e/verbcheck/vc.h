@@ -28,7 +28,7 @@ enum {
 
 /* What an end can be asked to do. */
 enum op {
-	OP_HELLO = 1, OP_BYE, OP_QUIET, OP_RESET,
+	OP_HELLO = 1, OP_BYE, OP_RESET,
 	OP_QUERY_DEVICE, OP_QUERY_PORT, OP_QUERY_GID, OP_QUERY_PKEY, OP_REOPEN,
 	OP_PD, OP_PD_FREE,
 	OP_BUF, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
@@ -238,6 +238,10 @@ int sizes(struct conn *c, uint64_t *out);
 uint64_t room(const struct conn *c);
 uint64_t aligned(struct buf b);  /* an offset fit for an atomic */
 bool is_rxe(const struct conn *c);
+/* Whether end e may lose its kernel when a resize of a shared receive queue is refused because too many requests wait:
+ * every soft-RoCE, with --peer=rxe or without (docs/notes/soft-roce.md). A limit of the device or of the queue that
+ * refuses a resize is harmless. */
+bool refused_resize_kills(const struct end *e);
 const char *type_name(int type);
 bool port_is_ib(void);
 
