@@ -22,18 +22,15 @@ type bench struct {
 	ns     *lab.NetNS
 	node   *lab.Node
 	image  guest.Image
-	guest  *guest.Guest
-	deaths int    // guests that died of their own kernel
-	v4, v6 string // the guest's addresses
+	guest  *guest.Guest // of the row that runs
+	guests supply       // where it comes from
+	v4, v6 string       // the guest's addresses
 	port   int
 	mtu    int // of the cable
 }
 
-// maxDeaths is how many guests of one bench may die before a death is a failure.
-const maxDeaths = 2
-
 // openBench boots the guest and starts the node; both end with the test.
-func openBench(t *testing.T, mtu int) *bench {
+func openBench(t *testing.T, kernel guest.Kernel, mtu int) *bench {
 	t.Helper()
 	lab.NeedNetNS(t)
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
@@ -41,7 +38,7 @@ func openBench(t *testing.T, mtu int) *bench {
 	}
 	b := &bench{t: t, port: 19000, mtu: mtu}
 	var err error
-	if b.image, err = guest.Build(t.Context(), ""); err != nil {
+	if b.image, err = guest.Build(t.Context(), kernel); err != nil {
 		t.Fatal(err)
 	}
 	if b.ns, b.v4, b.v6, err = lab.WithTap(mtu); err != nil {
@@ -52,15 +49,18 @@ func openBench(t *testing.T, mtu int) *bench {
 			t.Error(err)
 		}
 	})
+	b.guests.boot = func() (machineOfRow, error) {
+		g, err := b.boot()
+		b.guest = g
+		return g, err
+	}
 	t.Cleanup(func() {
-		if b.guest != nil {
-			b.guest.Close()
-		}
-		if b.deaths > 0 {
-			t.Logf("guests that died of their kernel, each replaced by a fresh one: %d", b.deaths)
+		b.guests.close()
+		if n := b.guests.deaths; n > 0 {
+			t.Logf("guests that died of their kernel, each replaced by a fresh one: %d", n)
 		}
 	})
-	if err := b.boot(); err != nil {
+	if err := b.guests.ready(); err != nil {
 		t.Fatal(err)
 	}
 	if b.node, err = lab.StartNode(b.ns, 0); err != nil {
@@ -78,61 +78,56 @@ func openBench(t *testing.T, mtu int) *bench {
 }
 
 // boot starts a guest at the MTU of the cable, and returns when the two kernels reach each other.
-func (b *bench) boot() error {
-	var err error
+func (b *bench) boot() (*guest.Guest, error) {
 	// Not the test's context: the guest is closed after the rest.
-	b.guest, err = guest.Start(context.Background(), guest.Config{Image: b.image, NetNS: b.ns.Name, Tap: "eth0",
+	g, err := guest.Start(context.Background(), guest.Config{Image: b.image, NetNS: b.ns.Name, Tap: "eth0",
 		IP: b.v4 + "/24", IP6: b.v6 + "/64", MTU: b.mtu, Files: map[string]string{"/bin/verbcheck": lab.Bin("verbcheck")}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, a := range []string{b.ns.V4, b.ns.V6} {
 		ping := "for i in $(seq 50); do ping -c 1 -W 1 " + a +
 			" >/dev/null && exit 0; usleep 50000; done; ip addr; exit 1"
-		if out, err := b.guest.Run(ping, time.Minute); err != nil {
-			return fmt.Errorf("the guest does not reach %s: %w\n%s", a, err, out)
+		if out, err := g.Run(ping, time.Minute); err != nil {
+			g.Close()
+			return nil, fmt.Errorf("the guest does not reach %s: %w\n%s", a, err, out)
 		}
 	}
-	return nil
-}
-
-// retryIfGuestDies runs one row. Where the guest died meanwhile, of its own kernel, it prints that, boots a fresh guest
-// and runs the row again, maxDeaths times in a bench at most.
-func (b *bench) retryIfGuestDies(t *testing.T, row func() error) error {
-	t.Helper()
-	for {
-		err := row()
-		if err == nil || !b.guestDied() {
-			return err
-		}
-		if b.deaths++; b.deaths > maxDeaths {
-			return fmt.Errorf("guest %d has died: %w", b.deaths, err)
-		}
-		t.Logf("the guest's kernel has died, number %d: once more with a fresh guest: %v%s", b.deaths, err,
-			lab.Tail(b.guest.Console(), 60))
-		b.guest.Close()
-		if err := b.boot(); err != nil {
-			return fmt.Errorf("fresh guest: %w", err)
-		}
-	}
-}
-
-// guestDied reports whether the guest has ended by itself. A kernel that has just panicked ends a moment later.
-func (b *bench) guestDied() bool {
-	select {
-	case <-b.guest.Done():
-	case <-time.After(3 * time.Second):
-	}
-	return b.guest.Died()
+	return g, nil
 }
 
 // run is subtest name of one row, which returns what is wrong.
 func (b *bench) run(t *testing.T, name string, row func(t *testing.T) error) {
 	t.Run(name, func(t *testing.T) {
-		if err := b.retryIfGuestDies(t, func() error { return row(t) }); err != nil {
+		if err := b.guests.run(t, func() error { return row(t) }); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// beside runs a program that cannot go on without the guest: the end of the guest is its end.
+func (b *bench) beside(c lab.Cmd, limit time.Duration) (string, error) {
+	p, err := lab.Start(c)
+	if err != nil {
+		return "", err
+	}
+	err = b.waitBeside(p, limit)
+	return p.Output(), err
+}
+
+// waitBeside waits for the end of a program, which ends with the guest at the latest.
+func (b *bench) waitBeside(p *lab.Proc, limit time.Duration) error {
+	over := make(chan struct{})
+	defer close(over)
+	g := b.guest
+	go func() {
+		select {
+		case <-g.Done():
+			p.Kill()
+		case <-over:
+		}
+	}()
+	return p.WaitBeside(g, limit)
 }
 
 // guestGID returns the index of the guest's GID of an address as ibv_devinfo
@@ -217,7 +212,7 @@ func (b *bench) once(p program, gid int, guestGID string, client bool) (r result
 		if err := b.serve(remote, listensOn(b.port)); err != nil {
 			return r, err
 		}
-		r.weft, r.weftErr = lab.RunBeside(b.guest, b.node.Program(append(local, b.v4)...), limit)
+		r.weft, r.weftErr = b.beside(b.node.Program(append(local, b.v4)...), limit)
 		r.rxe, r.rxeErr = b.served()
 		return r, nil
 	}
@@ -230,7 +225,7 @@ func (b *bench) once(p program, gid int, guestGID string, client bool) (r result
 		return r, fmt.Errorf("%w\n%s", err, server.Output())
 	}
 	r.rxe, r.rxeErr = b.guest.Run(fmt.Sprintf("timeout 100 %s %s", remote, b.ns.V4), limit, server)
-	r.weftErr = server.WaitBeside(b.guest, lab.PeerPatience)
+	r.weftErr = b.waitBeside(server, lab.PeerPatience)
 	r.weft = server.Output()
 	return r, nil
 }

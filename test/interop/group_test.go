@@ -77,7 +77,7 @@ func (b *bench) mckey(how string) error {
 		err = fmt.Errorf("the guest sends: %w\n%s", err, out)
 	}
 	for _, p := range []*lab.Proc{sender, receiver} {
-		if werr := p.WaitBeside(b.guest, lab.PeerPatience); werr != nil {
+		if werr := b.waitBeside(p, lab.PeerPatience); werr != nil {
 			err = errors.Join(err, fmt.Errorf("%w\n%s", werr, p.Output()))
 		}
 	}

@@ -3,8 +3,8 @@
 package interop
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,26 +12,63 @@ import (
 	"weft/test/interop/guest"
 )
 
-// TestGuestDies: what waits for a guest ends at once when its kernel panics, with what the console shows.
-func TestGuestDies(t *testing.T) {
-	image, err := guest.Build(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
+// panicScript ends the kernel of a guest, a moment later.
+const panicScript = "(usleep 300000; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &"
+
+// dies expects that what ran while a guest's kernel died ended with it: what it returned, and when it began.
+func dies(g *guest.Guest, began time.Time, err error) error {
+	const soon = time.Minute
+	if took := time.Since(began); took > soon {
+		return fmt.Errorf("%v after the kernel's end, more than %v: %w", took, soon, err)
 	}
-	for _, reboot := range []bool{false, true} {
-		g, err := guest.Start(context.Background(), guest.Config{Image: image, Reboot: reboot, MemMB: 384})
-		if err != nil {
-			t.Fatal(err)
+	select {
+	case <-g.Done():
+	case <-time.After(soon):
+	}
+	if err == nil || !g.Died() || !strings.Contains(guest.Oops(g.Console()), "sysrq: Trigger a crash") {
+		return fmt.Errorf("died %v, %q: %w", g.Died(), guest.Oops(g.Console()), err)
+	}
+	return nil
+}
+
+// kernelDies ends the guest's kernel below a row, in each of the ways in which a row waits for its guest. The row ends at
+// once and runs again with a fresh guest, and passes with the last.
+func (b *bench) kernelDies(t *testing.T) {
+	var dead []*guest.Guest
+	ways := []func() error{
+		func() error { // a script in the guest
+			out, err := b.guest.Run(panicScript+" sleep 1000", 20*time.Minute)
+			if !errors.Is(err, guest.ErrDied) {
+				err = fmt.Errorf("not the guest's end: %v\n%s", err, out)
+			}
+			return err
+		},
+		func() error { // a program of the node's, which does not look at the guest
+			if out, err := b.guest.Run(panicScript, time.Minute); err != nil {
+				return fmt.Errorf("%w\n%s", err, out)
+			}
+			_, err := b.beside(b.node.Program("sleep", "1000"), 20*time.Minute)
+			return err
+		},
+	}
+	b.run(t, "the row runs again", func(t *testing.T) error {
+		if n := len(dead); n < len(ways) {
+			dead = append(dead, b.guest)
+			began := time.Now()
+			err := ways[n]()
+			if wrong := dies(b.guest, began, err); wrong != nil {
+				t.Error(wrong)
+			}
+			return err
 		}
-		defer g.Close()
-		const limit = 20 * time.Minute
-		began := time.Now()
-		_, err = g.Run("echo c >/proc/sysrq-trigger; sleep 1000", limit)
-		if !errors.Is(err, guest.ErrDied) || !strings.Contains(err.Error(), "Kernel panic") || !g.Died() {
-			t.Errorf("reboot %v: died %v: %v", reboot, g.Died(), err)
+		for _, g := range dead {
+			if g == b.guest {
+				return errors.New("a dead guest came again")
+			}
 		}
-		if took := time.Since(began); took > limit/2 {
-			t.Errorf("it took %v", took)
-		}
+		return nil
+	})
+	if len(dead) != len(ways) {
+		t.Errorf("%d guests died, want %d", len(dead), len(ways))
 	}
 }

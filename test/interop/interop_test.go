@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/test/interop/guest"
 	"weft/test/lab"
 )
 
@@ -149,8 +150,16 @@ func (b *bench) capture(t *testing.T) (file string, stop func()) {
 // TestSoftRoCE is Weft and soft-RoCE at the two ends of a cable: one guest for
 // all rows. One row per behaviour, in one of the two directions by turns; a soak runs
 // all of them both ways, over IPv4 and IPv6, with large packets too.
-func TestSoftRoCE(t *testing.T) {
-	b := openBench(t, 1500)
+func TestSoftRoCE(t *testing.T) { softRoCE(t, guest.Debian12) }
+
+// TestSoftRoCEOfDebian13 is the same with the newer kernel.
+func TestSoftRoCEOfDebian13(t *testing.T) {
+	lab.OnlySoak(t)
+	softRoCE(t, guest.Debian13)
+}
+
+func softRoCE(t *testing.T, kernel guest.Kernel) {
+	b := openBench(t, kernel, 1500)
 	file, stop := b.capture(t)
 	b.groups(t)
 	b.programs(t, false)
@@ -165,6 +174,7 @@ func TestSoftRoCE(t *testing.T) {
 	}
 	t.Run("killed", b.killed)
 	t.Run("by address", b.byAddress)
+	t.Run("a kernel that dies", b.kernelDies)
 	t.Run("MTU 9000", func(t *testing.T) {
 		b.large(t)
 		b.programs(t, false)
@@ -222,14 +232,17 @@ func (b *bench) programs(t *testing.T, v6 bool) {
 func (b *bench) large(t *testing.T) {
 	t.Helper()
 	const mtu = 9000
-	if out, err := b.guest.Run(fmt.Sprintf("ip link set eth0 mtu %d", mtu), 20*time.Second); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	if out, err := lab.Run(lab.Cmd{NetNS: b.ns.Name, Args: []string{"ip", "link", "set", "eth0", "mtu",
 		fmt.Sprint(mtu)}}, 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b.mtu = mtu
+	b.mtu = mtu // of a guest that boots from now on
+	if err := b.guests.ready(); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := b.guest.Run(fmt.Sprintf("ip link set eth0 mtu %d", mtu), 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	if err := lab.Until("weft0 has MTU 4096", 20*time.Second, func() (bool, error) {
 		s, err := b.node.Status()
 		return err == nil && s.Devices[0].ActiveMTU == 4096, err
@@ -253,7 +266,7 @@ func (b *bench) verbcheck(t *testing.T, client bool, v6 bool, only ...string) {
 		args += " -x '*.sizes' -x 'obj.*'"
 	}
 	var out string
-	err := b.retryIfGuestDies(t, func() (err error) {
+	err := b.guests.run(t, func() (err error) {
 		once := b.verbcheckServer
 		if client {
 			once = b.verbcheckClient
@@ -290,7 +303,7 @@ func (b *bench) verbcheckClient(v6 bool, args string) (out string, err error) {
 	}
 	argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)},
 		strings.Fields(args)...)
-	out, err = lab.RunBeside(b.guest, b.node.Program(append(argv, b.v4)...), verbcheckLimit)
+	out, err = b.beside(b.node.Program(append(argv, b.v4)...), verbcheckLimit)
 	if theirs, serr := b.served(); serr != nil {
 		err = errors.Join(err, fmt.Errorf("server in the guest: %w\n%s", serr, theirs))
 	}

@@ -82,7 +82,7 @@ func (b *bench) cmClient(p cmProgram, addr string) (server, client string, err e
 	if err := b.serve(ends(p.server, addr, "rxe0"), ready); err != nil {
 		return "", "", err
 	}
-	client, err = lab.RunBeside(b.guest, b.node.Program(strings.Fields(ends(p.client, addr, "weft0"))...), cmLimit)
+	client, err = b.beside(b.node.Program(strings.Fields(ends(p.client, addr, "weft0"))...), cmLimit)
 	if err != nil || p.endless {
 		if out, kerr := b.guest.Run("kill -9 $(cat /tmp/pid)", time.Minute); kerr != nil {
 			return out, client, errors.Join(err, kerr)
@@ -114,7 +114,7 @@ func (b *bench) cmServer(p cmProgram, addr string) (server, client string, err e
 	if err != nil || p.endless {
 		s.Kill()
 	} else {
-		err = s.WaitBeside(b.guest, lab.PeerPatience)
+		err = b.waitBeside(s, lab.PeerPatience)
 	}
 	return s.Output(), client, err
 }
@@ -185,7 +185,7 @@ func (b *bench) byAddress(t *testing.T) {
 	b.cmBoth(t, cmProgram{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -v -S 4096 -a ADDR",
 		says: "ping data: rdma-ping-9:"}, true)
 	b.run(t, "nobody listens", func(*testing.T) error {
-		out, err := lab.RunBeside(b.guest, b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
+		out, err := b.beside(b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
 		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
 			return fmt.Errorf("weft as client: %v\n%s", err, out)
 		}

@@ -68,7 +68,7 @@ func newNodes(t *testing.T) *fleet {
 // second a server with packed ones, two queue pairs and two processors.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	image, err := guest.Build(t.Context(), "")
+	image, err := guest.Build(t.Context(), guest.Debian12)
 	if err != nil {
 		t.Fatal(err)
 	}

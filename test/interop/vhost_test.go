@@ -127,7 +127,7 @@ func machine(t *testing.T, c guest.Config) *guest.Guest {
 // TestGuestsOnSockets: two stock machines on sockets of the device: one a client of its socket with split
 // rings, one a server with packed rings and two queue pairs.
 func TestGuestsOnSockets(t *testing.T) {
-	image, err := guest.Build(t.Context(), "")
+	image, err := guest.Build(t.Context(), guest.Debian12)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,12 +231,19 @@ func TestGuestsOnSockets(t *testing.T) {
 	if s := h.stats(packed); s.BrokenRings != 0 {
 		t.Errorf("%+v", s)
 	}
+
+	// A kernel that dies is the end of a machine that may reboot, too.
+	began := time.Now()
+	_, err = b.Run(panicScript+" sleep 1000", 20*time.Minute)
+	if wrong := dies(b, began, err); wrong != nil {
+		t.Error(wrong)
+	}
 }
 
 // TestMovingGuest: a machine moves from one socket to another while it is sent to, and
 // while it sends: what the device writes meanwhile moves with it, and its flows go on.
 func TestMovingGuest(t *testing.T) {
-	image, err := guest.Build(t.Context(), "")
+	image, err := guest.Build(t.Context(), guest.Debian12)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -379,6 +379,11 @@ const char *type_name(int type)
 bool port_is_ib(void) { return A->h.link_layer == IBV_LINK_LAYER_INFINIBAND; }
 bool is_rxe(const struct conn *c) { return c->s[0].e->rxe || c->s[1].e->rxe; }
 
+bool flushed_fault(const struct end *e, enum ibv_wc_status want, enum ibv_wc_status got)
+{
+	return e->rxe && (want == IBV_WC_LOC_QP_OP_ERR || want == IBV_WC_LOC_PROT_ERR) && got == IBV_WC_WR_FLUSH_ERR;
+}
+
 bool refused_resize_kills(const struct end *e) { return e->h.vendor_id == RXE_VENDOR; }
 
 uint64_t room(const struct conn *c) { return c->o.room; }

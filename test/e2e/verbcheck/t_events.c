@@ -216,6 +216,12 @@ static void solicited_error(void)
 	post_recv(&c, 0, &r);
 	want_no_event(a->e, a->rch);
 	to_state(&c, 0, IBV_QPS_ERR);
+	if (a->e->rxe) { /* the event of Linux 6.1 is there with the completion */
+		want_wc(a->e, a->rcq, r.wr_id, IBV_WC_WR_FLUSH_ERR);
+		if (get_event(a->e, a->rch, wait_ms / 4) == NONE)
+			skip("soft-RoCE of this kernel takes no flush for solicited");
+		return;
+	}
 	want_event(a->e, a->rch, a->rcq);
 	want_wc(a->e, a->rcq, r.wr_id, IBV_WC_WR_FLUSH_ERR);
 }

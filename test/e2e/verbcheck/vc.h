@@ -238,6 +238,8 @@ int sizes(struct conn *c, uint64_t *out);
 uint64_t room(const struct conn *c);
 uint64_t aligned(struct buf b);  /* an offset fit for an atomic */
 bool is_rxe(const struct conn *c);
+/* Whether soft-RoCE at end e completed a request of its own fault `want` as flushed, which Linux 6.12 does. */
+bool flushed_fault(const struct end *e, enum ibv_wc_status want, enum ibv_wc_status got);
 /* Whether end e may lose its kernel when a resize of a shared receive queue is refused because too many requests wait:
  * every soft-RoCE, with --peer=rxe or without (docs/notes/soft-roce.md). A limit of the device or of the queue that
  * refuses a resize is harmless. */

@@ -65,6 +65,7 @@ type Guest struct {
 	exited  chan struct{} // closed when QEMU has ended
 	closing atomic.Bool
 	died    atomic.Bool
+	unread  atomic.Bool // a script was given up: what it prints would be taken for what the next one prints
 }
 
 // Start boots a guest and returns when its network and the device rxe0 are up.
@@ -247,6 +248,16 @@ func (g *Guest) Output() string { return g.Console() }
 // Died reports whether the guest has ended other than by Close.
 func (g *Guest) Died() bool { return g.died.Load() }
 
+// Usable reports whether the guest executes the next script: it has not ended, and the last script has.
+func (g *Guest) Usable() bool {
+	select {
+	case <-g.exited:
+		return false
+	default:
+		return !g.unread.Load()
+	}
+}
+
 // why is what an error of the shell's connection means: that the guest has died, if it has.
 func (g *Guest) why(err error) error {
 	select {
@@ -349,6 +360,7 @@ func (g *Guest) Run(script string, limit time.Duration, peers ...lab.Peer) (stri
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				return out.String() + line, fmt.Errorf("guest: %w%s", g.why(err), g.Console())
 			}
+			g.unread.Store(true)
 			if abandoned.Load() {
 				return out.String() + line, fmt.Errorf("guest: %w: %w", lab.ErrPeerEnded, lab.Ended(peers...))
 			}
@@ -374,6 +386,22 @@ func (g *Guest) Console() string {
 		return ""
 	}
 	return "\n-- console --\n" + string(b)
+}
+
+// oopsLines is how much of a kernel's report Oops returns: its cause, the registers and the first callers.
+const oopsLines = 30
+
+// Oops returns the first lines of what a kernel printed when it died, from its cause on, or nothing.
+func Oops(console string) string {
+	lines := strings.Split(console, "\n")
+	for i, line := range lines {
+		for _, sign := range []string{"BUG: ", "Oops: ", "general protection fault", "sysrq: Trigger a crash", "Kernel panic"} {
+			if strings.Contains(line, sign) {
+				return strings.Join(lines[i:min(len(lines), i+oopsLines)], "\n")
+			}
+		}
+	}
+	return ""
 }
 
 // Close ends the guest at once and removes its files.

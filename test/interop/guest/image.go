@@ -34,10 +34,20 @@ type Image struct {
 	Initrd string // path of a newc archive
 }
 
-// packages are the Debian packages with the programs that the guest runs. The kernel
-// is only unpacked, never installed.
+// Kernel is the Debian package that depends on the newest kernel of a series.
+type Kernel string
+
+const (
+	// Debian12 is the kernel of the release, 6.1 in Debian 12.
+	Debian12 Kernel = "linux-image-amd64"
+	// Debian13 is the kernel of Debian 13, 6.12, which the security archive of Debian 12 has too.
+	Debian13 Kernel = "linux-image-6.12-amd64"
+)
+
+// packages are the Debian packages with the programs that the guest runs, and xz, which unpacks a kernel's modules. The
+// kernel is only unpacked, never installed.
 var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers",
-	"perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool"}
+	"perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool", "xz-utils"}
 
 // programs go into every guest with the libraries they load.
 var programs = []string{
@@ -84,22 +94,19 @@ done
 poweroff -f
 `
 
-// Build returns the guest's image, made in cacheDir when it is not there yet
-// or when a file that goes into it changed. An empty cacheDir means
-// weft-guest in the user's cache directory. It installs missing Debian
-// packages, which needs root, and names them when it cannot.
-func Build(ctx context.Context, cacheDir string) (Image, error) {
-	if cacheDir == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			base = os.TempDir()
-		}
-		cacheDir = filepath.Join(base, "weft-guest")
+// Build returns the guest's image with a kernel, made in the directory weft-guest of
+// the user's cache when it is not there yet or when a file that goes into it changed.
+// It installs missing Debian packages, which needs root, and names them when it cannot.
+func Build(ctx context.Context, k Kernel) (Image, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = os.TempDir()
 	}
+	cacheDir := filepath.Join(base, "weft-guest", string(k))
 	if err := install(ctx, packages); err != nil {
 		return Image{}, err
 	}
-	kdir, err := unpackKernel(ctx, cacheDir)
+	kdir, err := unpackKernel(ctx, k, cacheDir)
 	if err != nil {
 		return Image{}, err
 	}
@@ -181,14 +188,13 @@ func apt(ctx context.Context, dir string, args ...string) error {
 	return run(args...)
 }
 
-// unpackKernel returns a directory with boot/vmlinuz-* and lib/modules of
-// Debian's current kernel.
-func unpackKernel(ctx context.Context, cacheDir string) (string, error) {
+// unpackKernel returns a directory with boot/vmlinuz-* and the modules of a kernel.
+func unpackKernel(ctx context.Context, k Kernel, cacheDir string) (string, error) {
 	if k, _ := filepath.Glob(filepath.Join(cacheDir, "linux-image-*", "boot", "vmlinuz-*")); len(k) > 0 {
 		return filepath.Dir(filepath.Dir(k[len(k)-1])), nil
 	}
 	name := func() string {
-		out, _ := exec.CommandContext(ctx, "apt-cache", "depends", "linux-image-amd64").Output()
+		out, _ := exec.CommandContext(ctx, "apt-cache", "depends", string(k)).Output()
 		for line := range strings.Lines(string(out)) {
 			if p, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: linux-image-"); ok {
 				return "linux-image-" + p
@@ -202,7 +208,7 @@ func unpackKernel(ctx context.Context, cacheDir string) (string, error) {
 			return "", err
 		}
 		if pkg = name(); pkg == "" {
-			return "", errors.New("kernel package: apt knows no linux-image-amd64. fix: check /etc/apt/sources.list")
+			return "", fmt.Errorf("kernel package: apt knows no %s. fix: check /etc/apt/sources.list", k)
 		}
 	}
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
@@ -287,8 +293,8 @@ func (a *archive) program(file string) error {
 // themselves, so the host needs no depmod.
 func (a *archive) modules(kdir string) error {
 	files := map[string]string{}
-	err := filepath.WalkDir(filepath.Join(kdir, "lib", "modules"), func(p string, d fs.DirEntry, err error) error {
-		if name, ok := strings.CutSuffix(filepath.Base(p), ".ko"); ok {
+	err := filepath.WalkDir(kdir, func(p string, d fs.DirEntry, err error) error {
+		if name, ok := strings.CutSuffix(strings.TrimSuffix(filepath.Base(p), ".xz"), ".ko"); ok {
 			files[strings.ReplaceAll(name, "-", "_")] = p
 		}
 		return err
@@ -306,7 +312,11 @@ func (a *archive) modules(kdir string) error {
 			return nil
 		}
 		done[name] = true
-		deps, err := dependencies(file)
+		module, err := readModule(file)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", name, err)
+		}
+		deps, err := dependencies(module)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", name, err)
 		}
@@ -316,7 +326,8 @@ func (a *archive) modules(kdir string) error {
 			}
 		}
 		order = append(order, "/lib/modules/"+name+".ko")
-		return a.host("lib/modules/"+name+".ko", file)
+		a.file("lib/modules/"+name+".ko", 0o644, module)
+		return nil
 	}
 	for _, m := range modules {
 		if err := add(m); err != nil {
@@ -330,14 +341,21 @@ func (a *archive) modules(kdir string) error {
 	return nil
 }
 
+// readModule returns a module of the kernel, unpacked.
+func readModule(file string) ([]byte, error) {
+	if !strings.HasSuffix(file, ".xz") {
+		return os.ReadFile(file)
+	}
+	return exec.Command("xz", "--decompress", "--stdout", file).Output()
+}
+
 // dependencies returns the modules that a module names in its modinfo. A soft
 // dependency on a provider of crc32 is covered by the list itself.
-func dependencies(file string) ([]string, error) {
-	f, err := elf.Open(file)
+func dependencies(module []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
 	s := f.Section(".modinfo")
 	if s == nil {
 		return nil, errors.New("no .modinfo section")

@@ -43,7 +43,7 @@ func run(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	image, err := guest.Build(ctx, "")
+	image, err := guest.Build(ctx, guest.Debian12)
 	if err != nil {
 		return err
 	}
