@@ -138,9 +138,15 @@ var mistakes = []mistake{
 	{line: "fabric routes weft_ib0", code: 2, want: "1 is the wrong number of arguments", fix: "weft fabric routes --help", then: 0},
 }
 
-// asUser runs this test's binary as weft, and returns its code and what it printed for errors.
+// asUser runs weft with a command line, and returns its code and what it printed for errors. What starts a node or
+// takes a path relative to dir runs as a process, this test's binary; the others run here: to start that binary takes
+// longer than most commands.
 func asUser(t *testing.T, dir, line string, env ...string) (int, string) {
 	t.Helper()
+	if len(env) == 0 && !strings.HasPrefix(line, "up") && !strings.Contains(line, "--dir ") {
+		code, _, text := here(t, dir, line, 0)
+		return code, text
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -156,6 +162,19 @@ func asUser(t *testing.T, dir, line string, env ...string) (int, string) {
 	cmd.Stderr = &stderr
 	cmd.Run()
 	return cmd.ProcessState.ExitCode(), stderr.String()
+}
+
+// here runs weft in this process, on a terminal of some columns (0: none), and returns its code and what it printed.
+func here(t *testing.T, dir, line string, columns int) (code int, out, text string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	environment := map[string]string{"WEFT_DIR": filepath.Join(dir, "n")}
+	code = Run(ctx, strings.Fields(line), Env{Out: &stdout, Err: &stderr, OutTerminal: Terminal{Width: columns},
+		Getenv:     func(name string) string { return environment[name] },
+		DefaultDir: "/tmp/weft", Node: fakeNode, Join: fakeJoin, Leave: fakeLeave})
+	return code, stdout.String(), stderr.String()
 }
 
 // TestMistakes types each mistake at a node, compares the exit code and the message, and types the command that the
@@ -257,7 +276,6 @@ func TestIgnored(t *testing.T) {
 // TestFits80 prints each table as a terminal of 80 columns has it.
 func TestFits80(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv("TEST_WIDTH", "80")
 	if code, text := asUser(t, dir, "up --detach"); code != 0 {
 		t.Fatal(text)
 	}
@@ -267,15 +285,11 @@ func TestFits80(t *testing.T) {
 		"stat", "mcast list", "mcast groups", "mcast show 239.1.2.3", "fault list", "fabric nodes", "fabric links", "fabric topo", "fabric routes",
 		"sm", "trunk", "pkey list", "store list", "store status", "ipoib", "ipoib neigh", "ipoib shadow", "ipoib mcast", "ipoib path list",
 		"ipoib stats", "ipoib params", "ipoib show ib0_1_7fff", "vm", "vesw list", "vesw show lab", "vesw interfaces", "vesw stats"} {
-		exe, _ := os.Executable()
-		cmd := exec.Command(exe, strings.Fields(line)...)
-		cmd.Args[0], cmd.Dir = "weft", dir
-		cmd.Env = append(os.Environ(), "BE_WEFT=1", "WEFT_DIR="+filepath.Join(dir, "n"))
-		out, err := cmd.Output()
-		if err != nil || len(out) == 0 {
-			t.Errorf("weft %s: %v", line, err)
+		code, out, text := here(t, dir, line, 80)
+		if code != 0 || out == "" {
+			t.Errorf("weft %s: %d %s", line, code, text)
 		}
-		for _, l := range strings.Split(string(out), "\n") {
+		for _, l := range strings.Split(out, "\n") {
 			if n := len([]rune(l)); n > 80 && !strings.Contains(l, dir) {
 				t.Errorf("weft %s: %d columns: %s", line, n, l)
 			}
