@@ -114,7 +114,7 @@ func isIPv4(r *pkt.Burst) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
 func (p *responder) placeDatagram(r *pkt.Burst, b *mem.Batch) (res mem.Result, bad bool) {
 	if r.Whole != nil {
 		whole := mem.BytesPayload(r.Whole)
-		return p.recvs.scatter(p, b, &whole, 0, len(r.Whole))
+		return p.recvs.scatter(&p.received, b, &whole, 0, len(r.Whole))
 	}
 	if r.Path.Native() && !r.Path.Global {
 		bad = p.recvs.skip(wire.GRHLen)
@@ -122,12 +122,12 @@ func (p *responder) placeDatagram(r *pkt.Burst, b *mem.Batch) (res mem.Result, b
 		area := b.Scratch(wire.GRHLen)
 		r.PutArea(area)
 		data := mem.BytesPayload(area)
-		_, bad = p.recvs.scatter(p, b, &data, 0, wire.GRHLen)
+		_, bad = p.recvs.scatter(&p.received, b, &data, 0, wire.GRHLen)
 	}
 	if bad {
 		return mem.OK, true
 	}
-	return p.recvs.scatter(p, b, &r.Data, 0, r.Data.Len)
+	return p.recvs.scatter(&p.received, b, &r.Data, 0, r.Data.Len)
 }
 
 // Service levels of datagram completions (docs/notes/abi.md, section 5).
@@ -141,6 +141,18 @@ func (p *responder) failUnreliable(status ib.Status, reason uint32) {
 	p.open = false
 	p.recvs.fail(status, reason)
 	p.life.enterErr(false)
+}
+
+// failUnreliableWrite handles a WRITE whose data could not be placed. If the key is not valid any more, the message is
+// dropped. Otherwise the memory is gone, and the queue pair goes to ERR, as it does if the copy fails at the flush.
+func (p *responder) failUnreliableWrite() {
+	if p.target.region.Revoked() {
+		p.ctr.RemoteAccessErr++
+		return
+	}
+	p.open = false
+	p.life.enterErr(false)
+	p.queues.Event(ib.EventQPFatal)
 }
 
 // handleUnreliable is the UC responder: a message that does not arrive whole
@@ -193,7 +205,7 @@ func (p *responder) unreliableSend(in *inbound, b *mem.Batch) bool {
 		p.ctr.DropLength++
 		return false
 	}
-	res, bad := p.recvs.scatter(p, b, &in.Data, 0, n)
+	res, bad := p.recvs.scatter(&p.received, b, &in.Data, 0, n)
 	if bad {
 		p.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return false
@@ -239,12 +251,12 @@ func (p *responder) unreliableWrite(in *inbound, b *mem.Batch) bool {
 		return false
 	}
 	if n != 0 {
-		switch b.Put(p, p.target.region, p.target.va+p.target.done, &in.Data, 0, n) {
+		switch b.Put(&p.written, p.target.region, p.target.va+p.target.done, &in.Data, 0, n) {
 		case mem.SourceFault:
 			in.Fault = true
 			return false
 		case mem.DestFault:
-			p.ctr.RemoteAccessErr++
+			p.failUnreliableWrite()
 			return false
 		}
 	}

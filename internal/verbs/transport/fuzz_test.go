@@ -148,7 +148,7 @@ func (z *fuzzer) step() {
 		b, st := z.byte(), q.State()
 		switch {
 		case b > 240 && st >= ib.RTR && st <= ib.SQE:
-			q.rsp.PlacementFailed()
+			q.rsp.received.PlacementFailed()
 		case b > 220 && q.Type() == ib.RC && (st == ib.RTS || st == ib.SQD):
 			q.req.PlacementFailed()
 		}

@@ -145,16 +145,19 @@ func (v *receives) fail(status ib.Status, reason uint32) {
 	*v.stage(wr) = Completion{Op: ib.WCRecv, Status: status, VendorErr: reason}
 }
 
-// failStaged turns what is staged into errors, since a copy failed and which one is not known: the oldest message
-// reports it, the others are flushed. It reports whether there was one.
-func (v *receives) failStaged() bool {
-	status := ib.LocProtErr
+// failStaged turns what is staged into errors, since a copy failed and which one is not known. If the data of a SEND
+// failed (sent), the receive request of the oldest SEND reports it; all others are flushed. It returns whether one
+// reports it.
+func (v *receives) failStaged(sent bool) (reported bool) {
 	for i := range v.count {
 		st := &v.ring[(v.first+i)%stageDepth]
+		status := ib.WRFlushErr
+		if sent && !reported && st.c.Op == ib.WCRecv {
+			status, reported = ib.LocProtErr, true
+		}
 		st.c = Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement}
-		status = ib.WRFlushErr
 	}
-	return v.count != 0
+	return reported
 }
 
 // deliver makes what is staged visible.

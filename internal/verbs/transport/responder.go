@@ -30,10 +30,21 @@ type responder struct {
 	ooo              *buffer // the out-of-order buffer; nil while nothing is missing
 	copies           readCopies
 
-	posted      bool // in ERR: receive requests wait to be flushed
-	placeFailed bool // a copy since the last Commit failed
-	lastWQE     bool // LAST_WQE_REACHED was raised
+	posted  bool // in ERR: receive requests wait to be flushed
+	lastWQE bool // LAST_WQE_REACHED was raised
+
+	received placement // of the data of SENDs, into receive requests
+	written  placement // of the data of WRITEs
 }
+
+// placement records whether a copy since the last Commit failed. It implements mem.Owner.
+type placement struct{ failed bool }
+
+// PlacementFailed implements mem.Owner; Commit acts on it.
+func (f *placement) PlacementFailed() { f.failed = true }
+
+// placeFailed reports whether any copy since the last Commit failed.
+func (p *responder) placeFailed() bool { return p.received.failed || p.written.failed }
 
 // writeTarget is where the WRITE in progress goes.
 type writeTarget struct {
@@ -41,6 +52,15 @@ type writeTarget struct {
 	va     uint64 // address of its first byte
 	length uint64 // of the whole message
 	done   uint64 // bytes placed, at most length
+}
+
+// fault returns the NAK for a WRITE that could not be placed: the key is not valid any more, or it is valid and the
+// memory behind it is gone.
+func (t *writeTarget) fault() ib.Syndrome {
+	if t.region.Revoked() {
+		return ib.SynNAKRemAcc
+	}
+	return ib.SynNAKRemOp
 }
 
 // init allocates what the responder needs.
@@ -102,7 +122,7 @@ func (p *responder) flush() {
 // queue pair is in ERR.
 func (p *responder) makeRoom(b *mem.Batch) bool {
 	b.Flush()
-	if p.placeFailed {
+	if p.placeFailed() {
 		p.failPlacement()
 		return false
 	}
@@ -111,14 +131,13 @@ func (p *responder) makeRoom(b *mem.Batch) bool {
 	return true
 }
 
-// PlacementFailed implements mem.Owner for received data; Commit acts on it.
-func (p *responder) PlacementFailed() { p.placeFailed = true }
-
-// failPlacement takes back everything since the last Commit: a copy of it failed, and which one is not known. The
-// oldest message reports it.
+// failPlacement takes back everything since the last Commit: a copy of it failed, and which one is not known. If the
+// data of a SEND failed, the receive request of the oldest SEND reports it. If only data of WRITEs failed, an event
+// does.
 func (p *responder) failPlacement() {
-	p.placeFailed = false
-	reported := p.recvs.failStaged()
+	inReceive := p.received.failed
+	p.received.failed, p.written.failed = false, false
+	reported := p.recvs.failStaged(inReceive)
 	if p.attr.State == ib.Err {
 		if p.answers.nak != 0 {
 			// A later packet was refused: the NAK must not acknowledge this one.
@@ -128,7 +147,7 @@ func (p *responder) failPlacement() {
 	}
 	p.answers.cancelFrom(p.safePSN)
 	p.ePSN, p.msn = p.safePSN, p.safeMSN
-	inRecv := p.recvs.wr != nil && (p.datagram() || p.open && !p.write)
+	inReceive = inReceive && p.recvs.wr != nil && (p.datagram() || p.open && !p.write)
 	event := ib.EventQPFatal
 	if p.cfg.Type == ib.RC {
 		event = p.refusal(ib.SynNAKRemOp, p.safePSN)
@@ -138,7 +157,7 @@ func (p *responder) failPlacement() {
 	}
 	switch {
 	case reported:
-	case inRecv:
+	case inReceive:
 		p.recvs.fail(ib.LocProtErr, ReasonPlacement)
 	default:
 		p.queues.Event(event)
@@ -209,7 +228,11 @@ func (p *responder) handleInOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	p.answers.nak = 0
 	// Only what is in progress may go on, and it must.
 	if in.info.First == p.open || p.open && (p.write != in.info.Write || !in.info.Write && !in.info.Send) {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonSequence)
+		if p.open && !p.write {
+			p.refuseReceive(ib.SynNAKInvReq, ib.RemInvReqErr, ReasonSequence)
+		} else {
+			p.refuse(ib.SynNAKInvReq, p.ePSN)
+		}
 		return
 	}
 	if p.answers.pending != 0 && in.op != ib.ReadRequest && p.answers.readsDue() {
@@ -217,7 +240,7 @@ func (p *responder) handleInOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 			p.deferRequest()
 			return
 		}
-		if p.placeFailed {
+		if p.placeFailed() {
 			return // Commit refuses everything since the packet that failed
 		}
 	}
@@ -257,18 +280,21 @@ func (p *responder) accept(n uint32, last, ack bool) {
 	}
 }
 
-// refuse answers with a fatal NAK for psn and goes to ERR; the receive request at hand reports status, or an event does
-// where there is none.
-func (p *responder) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32) {
-	if p.attr.State == ib.Err {
-		return
+// refuse answers with a fatal NAK for psn and goes to ERR, and an event reports it. Receive requests are flushed, also
+// one that was taken for a WRITE with immediate: the fault is not theirs, and depends on no receive request.
+func (p *responder) refuse(syn ib.Syndrome, psn ib.PSN) {
+	if p.attr.State != ib.Err {
+		p.queues.Event(p.refusal(syn, psn))
 	}
-	event := p.refusal(syn, psn)
-	if p.recvs.wr != nil && status != ib.Success {
+}
+
+// refuseReceive answers the packet at ePSN with a fatal NAK and goes to ERR. The receive request at hand reports
+// status: the fault is in the SEND that fills it, or in the receive request itself.
+func (p *responder) refuseReceive(syn ib.Syndrome, status ib.Status, reason uint32) {
+	if p.attr.State != ib.Err {
+		p.refusal(syn, p.ePSN)
 		p.recvs.fail(status, reason)
-		return
 	}
-	p.queues.Event(event)
 }
 
 // refusal prepares a fatal NAK, goes to ERR and returns the event of its class.
@@ -307,32 +333,32 @@ func (p *responder) onSend(in *inbound, b *mem.Batch) {
 			return
 		}
 		if p.recvs.wr.BadWQE {
-			p.refuse(ib.SynNAKRemOp, ib.LocQPOpErr, p.ePSN, ReasonBadWQE)
+			p.refuseReceive(ib.SynNAKRemOp, ib.LocQPOpErr, ReasonBadWQE)
 			return
 		}
 		p.recvs.open()
 	}
 	if !validLength(in.Burst, in.Opcode.Info(), p.mtu) {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
+		p.refuseReceive(ib.SynNAKInvReq, ib.RemInvReqErr, ReasonLength)
 		return
 	}
 	n := in.size()
 	if p.recvs.placed+uint64(n) > p.recvs.capacity {
-		p.refuse(ib.SynNAKInvReq, ib.LocLenErr, p.ePSN, ReasonLength)
+		p.refuseReceive(ib.SynNAKInvReq, ib.LocLenErr, ReasonLength)
 		return
 	}
 	saved := p.recvs.at
-	switch res, _ := p.recvs.scatter(p, b, &in.Data, in.skip, n); res {
+	switch res, _ := p.recvs.scatter(&p.received, b, &in.Data, in.skip, n); res {
 	case mem.SourceFault:
 		p.recvs.at, in.Fault = saved, true
 		return
 	case mem.DestFault:
-		p.refuse(ib.SynNAKRemOp, ib.LocProtErr, p.ePSN, ReasonPlacement)
+		p.refuseReceive(ib.SynNAKRemOp, ib.LocProtErr, ReasonPlacement)
 		return
 	}
 	if in.info.Ext&ib.ExtIETH != 0 {
 		if !p.regions.Invalidate(in.InvKey) {
-			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+			p.refuseReceive(ib.SynNAKRemAcc, ib.LocAccessErr, ReasonRemoteAccess)
 			return
 		}
 		p.ctr.RemoteInvalidated++
@@ -348,7 +374,7 @@ func (p *responder) onSend(in *inbound, b *mem.Batch) {
 // onWrite takes part of an RDMA WRITE.
 func (p *responder) onWrite(in *inbound, b *mem.Batch) {
 	if p.attr.Access&ib.RemoteWrite == 0 {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	imm := in.info.Ext&ib.ExtImm != 0
@@ -359,42 +385,42 @@ func (p *responder) onWrite(in *inbound, b *mem.Batch) {
 		return
 	}
 	if !validLength(in.Burst, in.Opcode.Info(), p.mtu) {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
-		return
-	}
-	if imm && !waits && p.recvs.wr.BadWQE {
-		p.refuse(ib.SynNAKRemOp, ib.LocQPOpErr, p.ePSN, ReasonBadWQE)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	if in.info.First {
 		p.target = writeTarget{va: in.VA, length: uint64(in.DMALen)}
 		if p.target.length > ib.MaxMessage {
-			p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
+			p.refuse(ib.SynNAKInvReq, p.ePSN)
 			return
 		}
 	}
 	if p.target.done+uint64(n) > p.target.length || last != (p.target.done+uint64(n) == p.target.length) {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	if in.info.First && p.target.length != 0 {
 		if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length,
 			ib.RemoteWrite); p.target.region == nil {
-			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+			p.refuse(ib.SynNAKRemAcc, p.ePSN)
 			return
 		}
+	}
+	if imm && !waits && p.recvs.wr.BadWQE {
+		p.refuseReceive(ib.SynNAKRemOp, ib.LocQPOpErr, ReasonBadWQE)
+		return
 	}
 	if waits {
 		// Only the packet with the immediate needs the receive request.
 		count, n, last = count-1, int(count-1)*int(p.mtu), false
 	}
 	if n != 0 {
-		switch b.Put(p, p.target.region, p.target.va+p.target.done, &in.Data, in.skip, n) {
+		switch b.Put(&p.written, p.target.region, p.target.va+p.target.done, &in.Data, in.skip, n) {
 		case mem.SourceFault:
 			in.Fault = true
 			return
 		case mem.DestFault:
-			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonPlacement)
+			p.refuse(p.target.fault(), p.ePSN)
 			return
 		}
 	}
@@ -411,19 +437,19 @@ func (p *responder) onWrite(in *inbound, b *mem.Batch) {
 // onReadRequest accepts a READ; Next sends the response.
 func (p *responder) onReadRequest(r *pkt.Burst) {
 	if p.attr.Access&ib.RemoteRead == 0 || p.attr.MaxDestRdAtomic == 0 || r.DMALen > ib.MaxMessage {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	var region *mem.Region
 	if r.DMALen != 0 {
 		if region = p.regions.RemoteRegion(r.RKey, r.VA, uint64(r.DMALen), ib.RemoteRead); region == nil {
-			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+			p.refuse(ib.SynNAKRemAcc, p.ePSN)
 			return
 		}
 	}
 	rec := p.answers.reserve(uint32(p.attr.MaxDestRdAtomic))
 	if rec == nil {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonNoDepth)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	n := packets(uint64(r.DMALen), p.mtu)
@@ -436,21 +462,21 @@ func (p *responder) onReadRequest(r *pkt.Burst) {
 // onAtomic executes an atomic. What was handled before must be in place.
 func (p *responder) onAtomic(r *pkt.Burst, b *mem.Batch) {
 	if p.attr.Access&ib.RemoteAtomic == 0 || p.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	region := p.regions.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteAtomic)
 	if region == nil {
-		p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKRemAcc, p.ePSN)
 		return
 	}
 	b.Flush()
-	if p.placeFailed {
+	if p.placeFailed() {
 		return // Commit refuses everything since the packet that failed
 	}
 	rec := p.answers.reserve(uint32(p.attr.MaxDestRdAtomic))
 	if rec == nil {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonNoDepth)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	var err error
@@ -461,7 +487,7 @@ func (p *responder) onAtomic(r *pkt.Burst, b *mem.Batch) {
 	}
 	if err != nil {
 		p.answers.cancel()
-		p.refuse(ib.SynNAKRemOp, ib.Success, p.ePSN, ReasonPlacement)
+		p.refuse(ib.SynNAKRemOp, p.ePSN)
 		return
 	}
 	rec.atomic, rec.first, rec.last, rec.va, rec.rkey = true, p.ePSN, p.ePSN, r.VA, r.RKey
@@ -473,16 +499,16 @@ func (p *responder) onAtomic(r *pkt.Burst, b *mem.Batch) {
 func (p *responder) onAtomicWrite(r *pkt.Burst, b *mem.Batch) {
 	if p.attr.Access&ib.RemoteWrite == 0 || p.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 || r.Count != 1 ||
 		r.DMALen != 8 || r.Data.Len != 8 {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	region := p.regions.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteWrite)
 	if region == nil {
-		p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+		p.refuse(ib.SynNAKRemAcc, p.ePSN)
 		return
 	}
 	b.Flush()
-	if p.placeFailed {
+	if p.placeFailed() {
 		return // Commit refuses everything since the packet that failed
 	}
 	word, res := b.Fetch(&r.Data, 8)
@@ -492,12 +518,12 @@ func (p *responder) onAtomicWrite(r *pkt.Burst, b *mem.Batch) {
 	}
 	rec := p.answers.reserve(uint32(p.attr.MaxDestRdAtomic))
 	if rec == nil {
-		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonNoDepth)
+		p.refuse(ib.SynNAKInvReq, p.ePSN)
 		return
 	}
 	if store(region, r.VA, binary.NativeEndian.Uint64(word)) != nil {
 		p.answers.cancel()
-		p.refuse(ib.SynNAKRemOp, ib.Success, p.ePSN, ReasonPlacement)
+		p.refuse(ib.SynNAKRemOp, p.ePSN)
 		return
 	}
 	rec.stored, rec.first, rec.last, rec.va, rec.rkey = true, p.ePSN, p.ePSN, r.VA, r.RKey

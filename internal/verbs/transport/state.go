@@ -272,7 +272,7 @@ func (q *QP) handle(now mono.Time, r *pkt.Burst, b *mem.Batch) {
 // The peer must treat the burst as lost. It is called before the Commit that follows the Next that produced r.
 func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
 	if r.Opcode.Info().Response {
-		q.rsp.refuse(ib.SynNAKRemOp, ib.Success, r.PSN, ReasonSourceFault)
+		q.rsp.refuse(ib.SynNAKRemOp, r.PSN)
 		return
 	}
 	q.req.sourceFault(r)
@@ -286,7 +286,7 @@ func (q *QP) Commit(now mono.Time) {
 	if q.orphan != nil {
 		return
 	}
-	if p.placeFailed {
+	if p.placeFailed() {
 		p.failPlacement()
 	}
 	if s.placeFailed {

@@ -37,13 +37,14 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	drop X [n] · dup X · swap X   the first runs of X's wire
 //	run            send and deliver both ways until idle
 //	tick 67ms      let time pass, then send both sides
-//	inject X OPCODE psn= …        hand X a packet written by hand
+//	inject X OPCODE psn= … [unreadable]  hand X a packet written by hand
 //	modify X state=… attr=…       print the error, if any
 //	orphan X       X's program died
 //	orphandone X   whether X has nothing more to do for its peer
-//	revoke X       take X's memory away
+//	revoke X       end X's region
+//	unmap X        X's memory is gone, as after munmap: its region stays, and every write fails
 //	fault X        report to X that the burst it sent last was unreadable
-//	placefail X [request]         fail a copy of X's last Handle
+//	placefail X [request|write]   fail a copy of X's last Handle: of a SEND, of a response, of a WRITE
 //	commit X · destroy X · fill X value= · same X off= at= len=
 //	show X         state, deadline
 //	count X name…  counters
@@ -268,15 +269,20 @@ func (s *script) command(f []string) error {
 		s.printf("%s %v", name, x.q.OrphanDone())
 	case "revoke":
 		x.region.Revoke()
+	case "unmap":
+		x.opaque().bad = base
 	case "fault":
 		r := s.last[name]
 		x.q.SourceFault(s.now, &r)
 		x.q.Commit(s.now)
 	case "placefail":
-		if a.has("request") {
+		switch {
+		case a.has("request"):
 			x.q.req.PlacementFailed()
-		} else {
-			x.q.rsp.PlacementFailed()
+		case a.has("write"):
+			x.q.rsp.written.PlacementFailed()
+		default:
+			x.q.rsp.received.PlacementFailed()
 		}
 	case "commit":
 		x.q.Commit(s.now)
@@ -507,6 +513,11 @@ func (s *script) inject(name string, a *args) error {
 		p[i] = byte(0xc0 + i&15)
 	}
 	r.Data = mem.BytesPayload(p)
+	if a.has("unreadable") {
+		gone := &mem.Region{Len: n}
+		gone.Revoke()
+		r.Data = mem.ListPayload([]mem.Seg{{Region: gone, Len: n}}, 0, int(n))
+	}
 	x.q.Handle(s.now, &r, x.batch)
 	if !a.has("more") {
 		x.batch.Flush()

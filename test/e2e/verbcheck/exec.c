@@ -592,6 +592,11 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 	case OP_BUF:
 		new_buf(x, m);
 		break;
+	case OP_UNMAP:
+		b = xbuf(x, m->id);
+		m->rc = munmap(b->map, b->map_len) ? errno : 0;
+		b->map = NULL;
+		break;
 	case OP_FILL:
 		b = xbuf(x, m->id);
 		pattern(b->map + b->off + m->u[0], m->u[1], m->u[2], m->u[0]);

@@ -79,6 +79,13 @@ struct buf make_big(struct end *e, uint64_t len)
 	return (struct buf){ m.id, m.u[0], len };
 }
 
+void unmap(struct end *e, struct buf b)
+{
+	struct msg m = { .op = OP_UNMAP, .id = b.id };
+	call(e, &m, NULL, 0, NULL, 0);
+	must(e, &m, "unmap");
+}
+
 void fill(struct end *e, struct buf b, uint64_t off, uint64_t len, uint64_t seed)
 {
 	struct msg m = { .op = OP_FILL, .id = b.id, .u = { off, len, seed } };

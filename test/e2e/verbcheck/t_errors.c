@@ -209,6 +209,66 @@ REM_ACCESS(rkey_no_right, 4, { /* all rights but the one it takes */
 	w->rkey = make_mr(B, c->s[1].pd, c->s[1].rx, 0, 4096, ALL_ACCESS & ~need).rkey;
 })
 
+static const uint32_t long_and_short[] = { 64, 20000 };
+
+/* refused posts w to a responder with two receives, and expects the sender's status, the responder's event, and that no
+ * receive reports a fault that is not its own. */
+static void refused(struct conn *c, struct swr *w, enum ibv_wc_status st, int event)
+{
+	struct rwr r[2] = { rwr(c), rwr(c) };
+
+	for (int i = 0; i < 2; i++) {
+		radd(&r[i], c->s[1].txm, 0, 4);
+		post_recv(c, 1, &r[i]);
+	}
+	fails(c, w, st);
+	wait_state(B, c->s[1].qp, IBV_QPS_ERR);
+	for (int i = 0; i < 2; i++)
+		want_wc(B, c->s[1].rcq, r[i].wr_id, IBV_WC_WR_FLUSH_ERR);
+	want_async(B, event, c->s[1].qp);
+}
+
+/* A WRITE with immediate that is refused consumes no receive, whether it has one packet or several. */
+static void write_imm_refused(void)
+{
+	if (B->rxe)
+		skip("soft-RoCE completes the receive of one packet with an error, and flushes that of several");
+	for (int k = 0; k < 2; k++) {
+		struct conn c;
+		connect_pair(&c, &(struct opt){ .room = 32 << 10 });
+		struct swr w = swr(&c, IBV_WR_RDMA_WRITE_WITH_IMM, 0);
+		add(&w, c.s[0].txm, 0, long_and_short[k]);
+		target(&w, &c, 0, c.s[1].rxm, 0);
+		w.rkey ^= 0x5a5a5a5a;
+		refused(&c, &w, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
+		untouched(&c, "buffers after a refused WRITE with immediate");
+		destroy_qps(&c);
+	}
+}
+
+/* A request for memory that the program has unmapped since it registered it: the key is right, the responder fails. */
+static void memory_gone(void)
+{
+	static const int ops[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
+		IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD };
+	if (B->rxe)
+		skip("soft-RoCE pins memory: it cannot go");
+	for (unsigned k = 0; k < 5; k++)
+		for (int l = 0; l < (k < 3 ? 2 : 1); l++) {
+			struct conn c;
+			connect_pair(&c, &(struct opt){ .room = 32 << 10 });
+			struct swr w = swr(&c, ops[k], 0);
+			/* Short enough that it is no arena's, which keeps it. */
+			struct buf b = make_buf(B, 32 << 10, 0);
+			struct mr m = make_mr(B, c.s[1].pd, b, 0, b.len, ALL_ACCESS);
+			unmap(B, b);
+			add(&w, k < 2 ? c.s[0].txm : c.s[0].rxm, 0, k < 3 ? long_and_short[l] : 8);
+			target(&w, &c, 0, m, 0);
+			refused(&c, &w, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
+			destroy_qps(&c);
+		}
+}
+
 static void nothing(struct conn *c, struct swr *w) { (void)c, (void)w; }
 
 /* The queue pair itself forbids the operation: invalid request (IBA 9.7.4.1.5). */
@@ -572,6 +632,8 @@ const struct test error_tests[] = {
 	{ "err.rkey.wrap", rkey_wrap, ASYNC },
 	{ "err.rkey.far", rkey_far, ASYNC },
 	{ "err.rkey.right", rkey_no_right, ASYNC },
+	{ "err.write_imm.refused", write_imm_refused, ASYNC },
+	{ "err.gone", memory_gone, ASYNC },
 	{ "err.qp.right", qp_no_right, ASYNC },
 	{ "err.atomic.misaligned", atomic_misaligned, ASYNC },
 	{ "err.send.long", send_long, ASYNC },

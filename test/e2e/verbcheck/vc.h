@@ -31,7 +31,7 @@ enum op {
 	OP_HELLO = 1, OP_BYE, OP_RESET,
 	OP_QUERY_DEVICE, OP_QUERY_PORT, OP_QUERY_GID, OP_QUERY_PKEY, OP_REOPEN,
 	OP_PD, OP_PD_FREE,
-	OP_BUF, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
+	OP_BUF, OP_UNMAP, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
 	OP_MR, OP_MR_FREE, OP_MR_REREG, OP_MW, OP_MW_FREE, OP_MW_BIND,
 	OP_CHANNEL, OP_CHANNEL_FREE,
 	OP_CQ, OP_CQ_FREE, OP_CQ_RESIZE, OP_ARM, OP_EVENT, OP_POLL,
@@ -139,6 +139,7 @@ uint64_t rnd_below(uint64_t n);
 int make_pd(struct end *e);
 int try_free(struct end *e, enum op op, int id);
 struct buf make_buf(struct end *e, uint64_t len, unsigned misalign);
+void unmap(struct end *e, struct buf b); /* its memory is gone; its regions stay */
 struct buf make_big(struct end *e, uint64_t len);
 void fill(struct end *e, struct buf b, uint64_t off, uint64_t len, uint64_t seed);
 void expect(struct end *e, struct buf b, uint64_t off, uint64_t len, uint64_t seed, uint64_t seed_off);
