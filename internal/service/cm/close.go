@@ -28,6 +28,24 @@ func (l *Listener) Close(now mono.Time) {
 	}
 }
 
+// Drop forgets a request of a peer that is neither accepted nor rejected, without an answer: the peer sends it again.
+func (c *Conn) Drop() error {
+	if c.state != reqRcvd {
+		return ErrState
+	}
+	c.end()
+	return nil
+}
+
+// Drop forgets an inquiry without a reply: the peer sends it again. It is ErrState if there was a reply.
+func (i *Inquiry) Drop() error {
+	if i.listener == nil {
+		return ErrState
+	}
+	i.end()
+	return nil
+}
+
 // Remove reports that a function's port was removed: its connections end, and users are notified as if
 // the peer did not reply.
 func (m *Manager) Remove(now mono.Time, function uint16) {

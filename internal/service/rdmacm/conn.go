@@ -104,7 +104,13 @@ func (i *id) listened(now mono.Time, e *cm.Event) {
 	}
 	if i.backlog == 0 {
 		h.Stats.DropBacklog++
-		refuse()
+		// The peer sends the request again, by when the program may have read others.
+		if e.Conn != nil {
+			e.Conn.Drop()
+		}
+		if e.Inquiry != nil {
+			e.Inquiry.Drop()
+		}
 		return
 	}
 	r := e.Request

@@ -3,6 +3,7 @@
 package rdmacm
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -117,5 +118,40 @@ func TestAddresses(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// Requests beyond the backlog are dropped: those of the peer's next attempts find room.
+func TestBacklog(t *testing.T) {
+	for _, space := range []cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP} {
+		t.Run(fmt.Sprintf("%#x", space), func(t *testing.T) {
+			b := newBench(t)
+			server, client := b.program(), b.program()
+			l, listenerUID := server.create(space)
+			server.bind(l, ethAddr, 2000)
+			server.must(abi.CMListen, l, uint32(2))
+			const clients = 5
+			for k := range clients {
+				n, _ := client.route(space, ethAddr, 2000)
+				client.connect(n, uint32(k+1), nil)
+			}
+			b.settle()
+			if b.hub.Stats.DropBacklog != clients-2 {
+				t.Errorf("%d dropped", b.hub.Stats.DropBacklog)
+			}
+			client.quiet()
+			for read := 0; read < clients; {
+				b.settle()
+				if e, ok := server.next(); !ok {
+					b.now = b.cm.Deadline()
+				} else if read++; e.kind != evConnectRequest || e.uid != listenerUID {
+					t.Fatalf("%+v", e)
+				}
+			}
+			client.quiet()
+			server.f.Close(b.now)
+			client.f.Close(b.now)
+			b.empty()
+		})
 	}
 }
