@@ -45,20 +45,6 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// needRoot skips a test that has to be another user as well, but not where
-// nothing may be skipped.
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	const why = "only root can be another user"
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
 // logs keeps what a node logged.
 type logs struct {
 	mu sync.Mutex

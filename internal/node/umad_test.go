@@ -23,6 +23,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/umad"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mad"
 	"weft/internal/verbs/hca"
 )
@@ -225,7 +226,7 @@ func TestUmadRefuses(t *testing.T) {
 
 // TestUmadOfOtherUsers: a user that may use the node may not therefore manage the subnet.
 func TestUmadOfOtherUsers(t *testing.T) {
-	needRoot(t)
+	condtest.NeedRoot(t, "to be another user")
 	const user = 12345
 	r := run(t, func(c *config.Config) {
 		c.Fabric, c.SM, c.Store, c.AllowUIDs = true, config.SMExternal, config.StoreMemory, []int{user}

@@ -28,6 +28,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/umad"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -299,7 +300,7 @@ func sealed(lrh native.LRH, h native.Headers, payload []byte) []byte {
 // TestUntrustedSources: only the manager changes a table of a node, or records of others in the subnet
 // administration. Every refusal has its counter.
 func TestUntrustedSources(t *testing.T) {
-	needRoot(t)
+	condtest.NeedRoot(t, "to be another user")
 	s := newSubnetOfTwo(t)
 	var of struct{ sw, port mad.PortInfo }
 	s.a.node.sub.Do(func() { of.sw, of.port = *s.a.node.sub.Switch.Port(0), *s.a.node.sub.Port(1).Agent.Port(1) })

@@ -43,9 +43,13 @@ var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "int
 	"internal/service/ipoib/...", "internal/service/cm", "internal/mgmt/sm/...", "internal/mgmt/umad",
 	"internal/mgmt/member", "internal/mgmt/member/shape", "internal/mgmt/store/voters"}
 
+// conditions is the package that skips tests and waits for them. Tests of all storeys call it, so it is in the lowest.
+const conditions = "internal/proto/condtest"
+
 // pure are the packages that know nothing of the world: the cores, and what they are made of.
 func pure(rel string) bool {
-	return matches(cores, rel) || !matches(generators, rel) && strings.HasPrefix(rel, "internal/proto/")
+	return matches(cores, rel) ||
+		!matches(generators, rel) && rel != conditions && strings.HasPrefix(rel, "internal/proto/")
 }
 
 // mayCallSystem are the packages that may use golang.org/x/sys/unix; their
@@ -249,6 +253,28 @@ func TestPurePackagesKnowNoWorld(t *testing.T) {
 			if clock.MatchString(line) {
 				t.Errorf("%s/%s:%d: protocol cores start no goroutine and read no clock: take now as an argument",
 					p.rel(), name, i+1)
+			}
+		}
+	})
+}
+
+// TestSkipsAreNamed: with REQUIRE_E2E=1 a test that cannot run fails, so only one package may skip one.
+func TestSkipsAreNamed(t *testing.T) {
+	skip := regexp.MustCompile(`\.Skip(f|Now)?\(`)
+	for line, want := range map[string]bool{`t.Skip("x")`: true, `e.Skipf("%v", err)`: true, "tb.SkipNow()": true,
+		"t.Skipped()": false, "list.SkipTo(3)": false} {
+		if skip.MatchString(line) != want {
+			t.Errorf("%s counts as a skip: %v", line, !want)
+		}
+	}
+	eachGoFile(t, func(p pkg, name string, src []byte) {
+		if p.rel() == conditions || p.rel() == "test/arch" {
+			return
+		}
+		for i, line := range strings.Split(string(src), "\n") {
+			if skip.MatchString(line) {
+				t.Errorf("%s/%s:%d: call condtest.Lacks, which fails with REQUIRE_E2E=1, or condtest.Foregoes", p.rel(),
+					name, i+1)
 			}
 		}
 	})

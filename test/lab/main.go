@@ -7,16 +7,18 @@ import (
 	"os"
 	"sync"
 	"testing"
+
+	"weft/internal/proto/condtest"
 )
 
 // Soak: tests run their full matrices, which take long.
-var Soak = os.Getenv("WEFT_SOAK") == "1"
+var Soak = condtest.Soak()
 
 // OnlySoak leaves a test to the soak. REQUIRE_E2E does not change that: nothing is missing.
 func OnlySoak(t testing.TB) {
 	t.Helper()
 	if !Soak {
-		t.Skip("only in a soak: WEFT_SOAK is not 1")
+		condtest.Foregoes(t, "only in a soak: WEFT_SOAK is not 1")
 	}
 }
 
@@ -44,10 +46,7 @@ func Main(m *testing.M, atEnd func() error) int {
 // that is a failure.
 func Lacks(t testing.TB, err error) {
 	t.Helper()
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
+	condtest.Lacks(t, "%v", err)
 }
 
 var netns = sync.OnceValue(MayMakeNetNS)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -28,7 +29,7 @@ const (
 // WEFT_SIM_SEEDS has; by default one, and five in a soak (WEFT_SOAK).
 func campaign(t testing.TB) []uint64 {
 	n := 1
-	if os.Getenv("WEFT_SOAK") != "" {
+	if condtest.Soak() {
 		n = 5
 	}
 	if v := os.Getenv("WEFT_SIM_SEEDS"); v != "" {

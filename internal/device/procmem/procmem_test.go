@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mem"
 )
 
@@ -462,12 +463,7 @@ func foreignNode() {
 
 // TestUsers proves the permission table of docs/notes/process-memory.md.
 func TestUsers(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("REQUIRE_E2E") != "" {
-			t.Fatal("needs root to run processes as other users")
-		}
-		t.Skip("needs root to run processes as other users")
-	}
+	condtest.NeedRoot(t, "to run processes as other users")
 	const nobody, other = 65534, 65533
 	for _, tc := range []struct {
 		name         string
@@ -511,7 +507,7 @@ func TestUsers(t *testing.T) {
 
 func TestAllocs(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector's annotations of system calls allocate")
+		condtest.Foregoes(t, "the race detector's annotations of system calls allocate")
 	}
 	both(t, func(t *testing.T, p *proc, s *Space) {
 		for _, tc := range cases(p) {

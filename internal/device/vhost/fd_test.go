@@ -4,11 +4,14 @@ package vhost
 
 import (
 	"encoding/binary"
+	"errors"
 	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 // waitLimit bounds every wait, also on a machine that does much else.
@@ -174,26 +177,20 @@ func TestEventfdMadeBlocking(t *testing.T) {
 	c.close()
 }
 
-// TestForeignPipe: the node may not open another user's pipe anew; its writes
-// come back all the same.
-func TestForeignPipe(t *testing.T) {
-	if !pipesNowait() {
-		t.Skip("needs writes to pipes that do not wait: Linux 6.4")
-	}
-	if unix.Geteuid() != 0 {
-		t.Skip("needs root, to be another user for a moment")
-	}
+// foreignPipe makes the call of a pipe of another user, which the node may not open anew. client is the other user's
+// end.
+func foreignPipe(t *testing.T) (c *Call, client int, err error) {
+	t.Helper()
+	condtest.NeedRoot(t, "to be another user for a moment")
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(p[0])
-	client, err := unix.Dup(p[1])
-	if err != nil {
+	t.Cleanup(func() { unix.Close(p[0]) })
+	if client, err = unix.Dup(p[1]); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(client)
-	var c *Call
+	t.Cleanup(func() { unix.Close(client) })
 	made := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for ever: the thread ends with the goroutine
@@ -205,10 +202,27 @@ func TestForeignPipe(t *testing.T) {
 		c, err = newCall(p[1], 7)
 		made <- err
 	}()
-	if err := <-made; err != nil {
+	if err = <-made; err == nil {
+		t.Cleanup(c.close)
+	} else if _, e := unix.FcntlInt(uintptr(p[1]), unix.F_GETFD, 0); e != unix.EBADF {
+		t.Errorf("the descriptor of a pipe that is refused stays open: %v", e)
+	}
+	return c, client, err
+}
+
+// TestForeignPipe: the node may not open another user's pipe anew; its writes
+// come back all the same. A kernel before Linux 6.4 cannot do that, and the pipe is refused.
+func TestForeignPipe(t *testing.T) {
+	c, client, err := foreignPipe(t)
+	if !pipesNowait() {
+		if !errors.Is(err, errShared) {
+			t.Errorf("a kernel without writes to pipes that do not wait: %v", err)
+		}
+		return
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.close()
 	if !c.shared {
 		t.Fatal("the pipe was opened anew")
 	}
@@ -230,6 +244,16 @@ func TestForeignPipe(t *testing.T) {
 		}
 	case <-time.After(waitLimit):
 		t.Fatal("the write waits")
+	}
+}
+
+// TestForeignPipeOfOldKernel: the node has a kernel before Linux 6.4, whichever this one is.
+func TestForeignPipeOfOldKernel(t *testing.T) {
+	kernel := pipesNowait
+	pipesNowait = func() bool { return false }
+	defer func() { pipesNowait = kernel }()
+	if _, _, err := foreignPipe(t); !errors.Is(err, errShared) {
+		t.Errorf("a pipe of another user is accepted: %v", err)
 	}
 }
 

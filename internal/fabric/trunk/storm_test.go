@@ -6,11 +6,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -19,7 +19,7 @@ import (
 // ends use one session, and packets pass.
 func TestStorm(t *testing.T) {
 	seeds := uint64(3)
-	if os.Getenv("WEFT_SOAK") == "1" {
+	if condtest.Soak() {
 		seeds = 100
 	}
 	for seed := range seeds {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 // Namespace is a network namespace, and the thread that is in it.
@@ -45,7 +47,7 @@ func New(t testing.TB) *Namespace {
 		}
 	}()
 	if err := <-made; err != nil {
-		Missing(t, "a network namespace needs CAP_SYS_ADMIN: %v", err)
+		condtest.Lacks(t, "a network namespace needs CAP_SYS_ADMIN: %v", err)
 	}
 	t.Cleanup(func() {
 		close(s.calls)
@@ -53,7 +55,7 @@ func New(t testing.TB) *Namespace {
 		unix.Close(s.fd)
 	})
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		Missing(t, "no TUN driver: %v", err)
+		condtest.Lacks(t, "no TUN driver: %v", err)
 	}
 	s.Must(func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -63,15 +65,6 @@ func New(t testing.TB) *Namespace {
 		return netlink.LinkSetUp(lo)
 	})
 	return s
-}
-
-// Missing skips a test for which the machine lacks something; with REQUIRE_E2E=1 the test fails.
-func Missing(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatalf(format, args...)
-	}
-	t.Skipf(format, args...)
 }
 
 // FD is a descriptor of the namespace.

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"weft/internal/proto/condtest"
 )
 
 func TestDefault(t *testing.T) {
@@ -73,13 +75,7 @@ func TestEnsureRefusesForeignPlaces(t *testing.T) {
 			t.Errorf("%s: want %q, got %v", path, want, err)
 		}
 	}
-	if os.Geteuid() != 0 {
-		const lack = "needs root: gives a directory to another user"
-		if os.Getenv("REQUIRE_E2E") != "" {
-			t.Fatal(lack)
-		}
-		t.Skip(lack)
-	}
+	condtest.NeedRoot(t, "to give a directory to another user")
 	other := filepath.Join(dir, "other")
 	if err := os.Mkdir(other, 0o777); err != nil {
 		t.Fatal(err)

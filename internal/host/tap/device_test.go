@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/host/ifdev"
-	"weft/internal/host/nstest"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ether"
 	"weft/internal/service/vnic"
 )
@@ -379,7 +379,7 @@ func TestD09_AnotherMACIsAnnounced(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
 	if d.Problem() != "" {
-		nstest.Missing(t, "%s", d.Problem())
+		condtest.Lacks(t, "%s", d.Problem())
 	}
 	s.addr(d, "10.20.0.1/24")
 	dev := base.Device

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 func TestWidth(t *testing.T) {
@@ -21,7 +23,7 @@ func TestWidth(t *testing.T) {
 	}
 	p, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("pseudo terminals: %v", err)
+		condtest.Lacks(t, "needs pseudo terminals (/dev/ptmx): %v", err)
 	}
 	defer p.Close()
 	if n := Width(p); n != 80 {

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"weft/internal/host/nstest"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ether"
 )
 
@@ -42,7 +42,7 @@ func testSegmentsOfUDP(t *testing.T, a, b netip.Prefix) {
 	cfg.Addrs = []netip.Prefix{b}
 	db := sb.open(cfg)
 	if da.q.joins&ether.FeatureUSO4 == 0 {
-		nstest.Missing(t, "this kernel (before 6.2) has no segments of UDP for a TUN device")
+		condtest.Lacks(t, "this kernel (before 6.2) has no segments of UDP for a TUN device")
 	}
 	if err := errors.Join(da.SetCarrier(true), db.SetCarrier(true)); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package sm_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"weft/internal/mgmt/member/shape"
 	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/test/simfab/subnet"
 )
@@ -177,7 +177,7 @@ func TestShapeRoutes(t *testing.T) {
 // reach each other. Then some leave at random.
 func TestManyMembersJoin(t *testing.T) {
 	upTo := 240
-	if os.Getenv("WEFT_SOAK") != "" {
+	if condtest.Soak() {
 		upTo = 1000
 	}
 	p := newPlanned(36)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 // TestChecksumWithoutVectors is TestChecksum as other processors compute it.
@@ -19,7 +21,7 @@ func TestChecksumWithoutVectors(t *testing.T) {
 // cannot be read: one octet beside the slice would end the test.
 func TestVectorsAlone(t *testing.T) {
 	if !vectors {
-		t.Skip("this processor, or its system, has no AVX2")
+		condtest.Foregoes(t, "this processor, or its system, has no AVX2")
 	}
 	page := unix.Getpagesize()
 	m, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)

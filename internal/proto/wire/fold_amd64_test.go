@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 var kernels = []struct {
@@ -31,7 +33,7 @@ func eachKernel(t *testing.T, f func(t *testing.T)) {
 	for _, k := range kernels {
 		t.Run(k.name, func(t *testing.T) {
 			if k.kernel > was {
-				t.Skipf("this processor, or its system, has no %s", k.name)
+				condtest.Foregoes(t, "this processor, or its system, has no %s", k.name)
 			}
 			widest = k.kernel
 			f(t)
@@ -61,7 +63,7 @@ func TestKernelsAlone(t *testing.T) {
 	for _, k := range kernels[1:] {
 		t.Run(k.name, func(t *testing.T) {
 			if k.kernel > widest {
-				t.Skipf("this processor, or its system, has no %s", k.name)
+				condtest.Foregoes(t, "this processor, or its system, has no %s", k.name)
 			}
 			for at := range 64 {
 				slow32, slow16 := slowCRC(poly, 1, buf[at:][:k.least]), slowCRC(vcrcPoly, 1, buf[at:][:k.least])

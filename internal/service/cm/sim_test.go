@@ -6,10 +6,10 @@ import (
 	"container/heap"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -354,7 +354,7 @@ func (h *simHost) enjoy(v *end) {
 
 // seeds is which ones a test takes: a few, or many with WEFT_SOAK=1.
 func seeds(few, many int) int {
-	if os.Getenv("WEFT_SOAK") == "1" {
+	if condtest.Soak() {
 		return many
 	}
 	return few

@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/condtest"
 )
 
 // Undelivered returns memory with pages that are not delivered until the returned function is called: a
@@ -15,7 +17,7 @@ func Undelivered(t testing.TB, size int) (addr uint64, deliver func()) {
 	t.Helper()
 	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if e != 0 {
-		t.Skipf("needs userfaultfd: %v", e)
+		condtest.Lacks(t, "needs userfaultfd: %v", e)
 	}
 	m, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"net"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/fabric/link/udpsock"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/pkt"
@@ -41,10 +41,7 @@ func onWire(t *testing.T, mtu int, f func(t *testing.T, c *cable)) {
 	t.Run(fmt.Sprintf("MTU%d", mtu), func(t *testing.T) {
 		runtime.LockOSThread() // never unlocked: thread and namespace end with the test's goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			if os.Getenv("REQUIRE_E2E") == "1" {
-				t.Fatalf("no network namespace: %v", err)
-			}
-			t.Skipf("needs CAP_SYS_ADMIN for a network namespace: %v", err)
+			condtest.Lacks(t, "needs CAP_SYS_ADMIN for a network namespace: %v", err)
 		}
 		// The ends of a cable pass packets over a queue of the processor they are
 		// sent on: with one processor order is kept.
@@ -381,10 +378,7 @@ func blocked(t *testing.T, c *cable, singles bool) {
 		Parent: netlink.HANDLE_ROOT},
 		Rate: 1 << 20, Limit: 64 << 20, Buffer: 64 << 10}
 	if err := netlink.QdiscAdd(tbf); err != nil {
-		if os.Getenv("REQUIRE_E2E") == "1" {
-			t.Fatalf("no token bucket filter: %v", err)
-		}
-		t.Skipf("needs the token bucket filter (sch_tbf) in the kernel: %v", err)
+		condtest.Lacks(t, "needs the token bucket filter (sch_tbf) in the kernel: %v", err)
 	}
 	l := open(t, Config{})
 	_, out := l.FDs()

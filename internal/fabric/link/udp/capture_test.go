@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"weft/internal/fabric/trunk"
 	"weft/internal/fabric/trunk/seal"
+	"weft/internal/proto/condtest"
 )
 
 // datagram is a captured one, decoded by docs/notes/trunk.md and not by package trunk.
@@ -209,10 +209,7 @@ func TestFullSocket(t *testing.T) {
 				Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 				Rate: 8 << 20, Limit: 64 << 20, Buffer: 128 << 10}
 			if err := netlink.QdiscAdd(tbf); err != nil {
-				if os.Getenv("REQUIRE_E2E") == "1" {
-					t.Fatalf("no token bucket filter: %v", err)
-				}
-				t.Skipf("needs the token bucket filter (sch_tbf) in the kernel: %v", err)
+				condtest.Lacks(t, "needs the token bucket filter (sch_tbf) in the kernel: %v", err)
 			}
 			if err := unix.SetsockoptInt(a.Link.fd[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 128<<10); err != nil {
 				t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"weft/internal/mgmt/member"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -213,7 +214,7 @@ func TestCrash(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	node := t.TempDir()
 	if err := syscall.Mount("weft-test", node, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("no tmpfs of 64 KiB: %v: the test needs root", err)
+		condtest.Lacks(t, "needs root to mount a tmpfs of 64 KiB: %v", err)
 	}
 	defer syscall.Unmount(node, 0)
 	_, err := Open(node).Join(guid)

@@ -7,13 +7,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 )
 
 // operation is what a client did to the one list that all clients append to.
@@ -120,7 +120,7 @@ func TestVerify(t *testing.T) {
 // return and are cut off from each other.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	events, seed := 6, uint64(1)
-	if os.Getenv("WEFT_SOAK") != "" {
+	if condtest.Soak() {
 		events, seed = 300, uint64(time.Now().UnixNano())
 	}
 	t.Logf("seed %d", seed)

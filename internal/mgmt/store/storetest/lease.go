@@ -121,21 +121,28 @@ func testLeaseExpires(e *env) {
 	e.want(err, store.ErrFenced)
 }
 
-// testLeaseIsRenewed outlasts the time to live: that is what it is about.
+// testLeaseIsRenewed outlasts the time to live: that is what it is about. A machine that stood still proves nothing, so
+// the test begins anew then.
 func testLeaseIsRenewed(e *env) {
 	s := e.open()
-	l := e.lease(s, 4*time.Second)
-	e.leased(s, l, "k")
 	stalled := Stall(e)
-	select {
-	case <-l.Lost():
-		if late := stalled(); late > time.Second {
-			e.Skipf("the machine stood still for %v", late)
+	for range 10 {
+		l := e.lease(s, 4*time.Second)
+		e.leased(s, l, "k")
+		before := stalled()
+		select {
+		case <-l.Lost():
+			if late := stalled() - before; late > time.Second {
+				e.Logf("the machine stood still for %v", late)
+				continue
+			}
+			e.Error("a lease of a living client was lost")
+		case <-time.After(6 * time.Second):
+			e.get(s, "k")
 		}
-		e.Error("a lease of a living client was lost")
-	case <-time.After(6 * time.Second):
+		return
 	}
-	e.get(s, "k")
+	e.Error("the machine stands still again and again")
 }
 
 func (e *env) campaign(s store.Store, name string) *store.Term {

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"weft/internal/mgmt/store/voters"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mono"
 )
 
@@ -446,7 +446,7 @@ func (w *world) settle() {
 // TestSimulation has hosts die, return, join, leave, be cut off, and their clocks jump.
 func TestSimulation(t *testing.T) {
 	runs := 150
-	if os.Getenv("WEFT_SOAK") != "" {
+	if condtest.Soak() {
 		runs = 20000
 	}
 	changes := map[voters.Kind]int{}
