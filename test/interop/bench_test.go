@@ -81,7 +81,8 @@ func openBench(t *testing.T, kernel guest.Kernel, mtu int) *bench {
 func (b *bench) boot() (*guest.Guest, error) {
 	// Not the test's context: the guest is closed after the rest.
 	g, err := guest.Start(context.Background(), guest.Config{Image: b.image, NetNS: b.ns.Name, Tap: "eth0",
-		IP: b.v4 + "/24", IP6: b.v6 + "/64", MTU: b.mtu, Files: map[string]string{"/bin/verbcheck": lab.Bin("verbcheck")}})
+		IP: b.v4 + "/24", IP6: b.v6 + "/64", MTU: b.mtu,
+		Files: map[string]string{"/bin/verbcheck": lab.Bin("verbcheck")}})
 	if err != nil {
 		return nil, err
 	}

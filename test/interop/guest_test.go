@@ -31,8 +31,8 @@ func dies(g *guest.Guest, began time.Time, err error) error {
 	return nil
 }
 
-// kernelDies ends the guest's kernel below a row, in each of the ways in which a row waits for its guest. The row ends at
-// once and runs again with a fresh guest, and passes with the last.
+// kernelDies ends the guest's kernel below a row, in each of the ways in which a row waits for its guest. The row ends
+// at once and runs again with a fresh guest, and passes with the last.
 func (b *bench) kernelDies(t *testing.T) {
 	var dead []*guest.Guest
 	ways := []func() error{

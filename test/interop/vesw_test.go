@@ -290,14 +290,14 @@ func TestGuestsOnVESW(t *testing.T) {
 		}
 	})
 	// Between two clients the server closes its socket, and may refuse one: those are repeated.
-	seconds := "1"
+	amount := []string{"-n", "8M"}
 	if lab.Soak {
-		seconds = "10"
+		amount = []string{"-t", "10"}
 	}
 	f.run(1, "iperf3 -s -D; "+until("netstat -ltn | grep -q ':5201 '", veswLimit))
 	row("iperf3 between guests", func(t *testing.T) {
 		for _, way := range []string{"", "-R", "-P 4"} {
-			f.once(0, "iperf3 -c "+guestAddr(1)+" -t "+seconds+" "+way+" >/tmp/load 2>&1")
+			f.once(0, "iperf3 -c "+guestAddr(1)+" "+strings.Join(amount, " ")+" "+way+" >/tmp/load 2>&1")
 			t.Log(lastLine(f.run(0, "cat /tmp/load")))
 		}
 	})
@@ -305,7 +305,7 @@ func TestGuestsOnVESW(t *testing.T) {
 		for i := range f.nodes { // of the other node, and of the guest's own
 			for _, way := range []string{"-P1", "-R"} {
 				f.wait("host and guest talk", func() bool {
-					out, err := f.in(i, "iperf3", "-c", guestAddr(1), "-t", seconds, way)
+					out, err := f.in(i, append([]string{"iperf3", "-c", guestAddr(1), way}, amount...)...)
 					t.Log(lastLine(out))
 					return err == nil
 				})
@@ -345,7 +345,7 @@ func TestGuestsOnVESW(t *testing.T) {
 				}
 			}
 		}
-		f.once(0, "iperf3 -c "+guestAddr(1)+" -t 1 >/tmp/load 2>&1")
+		f.once(0, "iperf3 -c "+guestAddr(1)+" -n 1M >/tmp/load 2>&1")
 	})
 	row("reboot", func(t *testing.T) {
 		if err := f.guests[0].Reboot(2*time.Minute, f.nodes[0].Proc); err != nil {
@@ -395,7 +395,7 @@ func (f *fleet) restart(t *testing.T) {
 	if _, err := p.Expect("icmp_seq=20 ", veswLimit); err != nil {
 		t.Fatalf("%v\n%s", err, p.Output())
 	}
-	f.run(0, "(iperf3 -c "+guestAddr(1)+" -t 5 >/tmp/load 2>&1; echo $? >/tmp/loaded) >/dev/null 2>&1 &")
+	f.run(0, "(iperf3 -c "+guestAddr(1)+" -b 20M -t 5 >/tmp/load 2>&1; echo $? >/tmp/loaded) >/dev/null 2>&1 &")
 	n := f.nodes[1]
 	n.Proc.Kill()
 	if err := n.Again(f.flags[1]...); err != nil {

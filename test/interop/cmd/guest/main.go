@@ -38,7 +38,8 @@ func run() error {
 	flag.StringVar(&c.IP6, "ip6", "fd99::2/64", "IPv6 address of eth0")
 	flag.IntVar(&c.MTU, "mtu", 0, "MTU of eth0")
 	flag.IntVar(&c.MemMB, "mem", 768, "memory in MiB")
-	kernel := flag.String("kernel", string(guest.Debian12), "Debian's `package` of the kernel, as "+string(guest.Debian13))
+	kernel := flag.String("kernel", string(guest.Debian12),
+		"Debian's `package` of the kernel, as "+string(guest.Debian13))
 	limit := flag.Duration("limit", 5*time.Minute, "longest time for the script")
 	flag.Func("file", "`guest-path=host-file` to take along; may be repeated", func(s string) error {
 		to, from, ok := strings.Cut(s, "=")
