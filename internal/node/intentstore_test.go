@@ -127,8 +127,8 @@ func TestFunctionsAreKept(t *testing.T) {
 			missing = append(missing, d.Why+" | "+d.Fix)
 		}
 	}
-	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+subnet.ErrNoSwitchPort.Error()) ||
-		!strings.Contains(missing[0], "--switch-ports") {
+	if len(missing) != 2 || !strings.HasPrefix(missing[1], "vf: "+subnet.ErrNoSwitchPort.Error()) ||
+		!strings.Contains(missing[1], "--switch-ports") {
 		t.Errorf("%q", missing)
 	}
 	if err := api.Do(ctx, r.cli, api.DeleteFunction, "off"); err != nil { // one that is not there
@@ -366,8 +366,8 @@ func TestVESWPortsNotRestored(t *testing.T) {
 		}
 		return list
 	}
-	if list := told(); len(list) != 3 || !strings.Contains(list[0], `not "wire"`) ||
-		!strings.Contains(list[0], "weft vesw detach "+wrong.Key()) {
+	if list := told(); len(list) != 3 || !strings.Contains(list[1], `not "wire"`) ||
+		!strings.Contains(list[1], "weft vesw detach "+wrong.Key()) {
 		t.Errorf("%q", list)
 	}
 	// The next write has it all.

@@ -132,7 +132,7 @@ func TestPendingIPLinks(t *testing.T) {
 		t.Errorf("%+v", r.status().Degraded)
 	}
 	add("0x14")
-	if got := r.pending(); !slices.Equal(got, []string{"ib0_1_1999", "ib0_1_14"}) {
+	if got := r.pending(); !slices.Equal(got, []string{"ib0_1_14", "ib0_1_1999"}) {
 		t.Fatalf("%v", got)
 	}
 	// with the membership bit

@@ -56,10 +56,10 @@ func Confirmed(ctx context.Context) string {
 
 // LostContact is what a change would take away.
 type LostContact struct {
-	Pairs  int      `json:"pairs"`  // of ports that would not reach each other any more
-	Lines  []string `json:"lines"`  // ports and what they lose, at most LostLines
-	More   int      `json:"more"`   // lines that are left out
-	Digest string   `json:"digest"` // of all of it
+	Pairs  int      `json:"pairs"`               // of ports that would not reach each other any more
+	Lines  []string `json:"lines" order:"value"` // ports and what they lose, at most LostLines
+	More   int      `json:"more"`                // lines that are left out
+	Digest string   `json:"digest"`              // of all of it
 }
 
 // LostLines bounds LostContact.Lines.

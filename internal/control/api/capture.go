@@ -18,7 +18,7 @@ type CaptureSpec struct {
 	// Device narrows it to one device; empty: all.
 	Device string `json:"device"`
 	// QPs narrows it to packets from or to one of these queue pairs; empty: all.
-	QPs []uint32 `json:"qps"`
+	QPs []uint32 `json:"qps" order:"value"`
 	// Count ends it after so many packets, DurationNS after so long; 0: never.
 	Count      uint64        `json:"count"`
 	DurationNS time.Duration `json:"duration_ns"`
@@ -50,7 +50,7 @@ func (s *CaptureSpec) Validate() error {
 
 // Capture is a capture under way, or one that has ended.
 type Capture struct {
-	ID int `json:"id"`
+	ID int `json:"id" order:"1"`
 	CaptureSpec
 	Packets uint64 `json:"packets"` // in the file
 	Dropped uint64 `json:"dropped"` // for lack of room: the file could not be written fast enough

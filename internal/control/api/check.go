@@ -11,9 +11,9 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Level string `json:"level"` // ok, warn or fail
-	Check string `json:"check"` // what was checked, in a word
-	What  string `json:"what"`
+	Level string `json:"level"`                                                      // ok, warn or fail
+	Check string `json:"check" order:"1,manager port link mtu trunk partition path"` // what was checked, in a word
+	What  string `json:"what" order:"2"`
 	Fix   string `json:"fix"` // a command or an action; empty of an ok
 }
 
@@ -24,10 +24,10 @@ type PairCheck struct {
 	// Works reports whether no check failed; Verdict is the result in a line.
 	Works    bool       `json:"works"`
 	Verdict  string     `json:"verdict"`
-	Fix      string     `json:"fix"`  // of the first failure or warning
-	MTU      int        `json:"mtu"`  // bytes, the smallest on the way; 0: there is no way
-	Hops     []CheckHop `json:"hops"` // as far as they lead
-	Findings []Finding  `json:"findings"`
+	Fix      string     `json:"fix"`                                 // of the first failure or warning
+	MTU      int        `json:"mtu"`                                 // bytes, the smallest on the way; 0: there is no way
+	Hops     []CheckHop `json:"hops" order:"given: from From to To"` // as far as they lead
+	Findings []Finding  `json:"findings" order:"given: along the way, and back"`
 }
 
 // CheckHop is a link on the way.

@@ -25,7 +25,7 @@ type Desired struct {
 type DesiredSubnet struct {
 	Line    int      `json:"line,omitempty" yaml:"-"`
 	Routing string   `json:"routing" yaml:"routing"` // empty: the default
-	Roots   []string `json:"roots" yaml:"roots,any"`
+	Roots   []string `json:"roots" yaml:"roots,any" order:"given: as it is kept"`
 	Protect int      `json:"m_key_protect" yaml:"m_key_protect"` // 0: the default
 	LeaseS  int      `json:"m_key_lease_s" yaml:"m_key_lease_s"` // 0: the default
 }
@@ -35,9 +35,9 @@ type DesiredSubnet struct {
 type DesiredPartition struct {
 	Line    int      `json:"line,omitempty" yaml:"-"`
 	Name    string   `json:"name" yaml:"name"`
-	PKey    string   `json:"pkey" yaml:"pkey,any"`
+	PKey    string   `json:"pkey" yaml:"pkey,any" order:"1"`
 	Apart   bool     `json:"apart" yaml:"apart"` // ports stay full members of the default partition
-	Members []string `json:"members" yaml:"members,any"`
+	Members []string `json:"members" yaml:"members,any" order:"given: as it is kept"`
 }
 
 // DesiredEthernet is common to all virtual Ethernet switches; see VESWCreate.
@@ -50,7 +50,7 @@ type DesiredEthernet struct {
 // DesiredVESW is a virtual Ethernet switch; see VESWCreate.
 type DesiredVESW struct {
 	Line       int               `json:"line,omitempty" yaml:"-"`
-	Name       string            `json:"name" yaml:"name"`
+	Name       string            `json:"name" yaml:"name" order:"1"`
 	ID         int               `json:"id" yaml:"id"`
 	PKey       string            `json:"pkey" yaml:"pkey,any"`
 	MTU        int               `json:"mtu" yaml:"mtu"`
@@ -58,8 +58,8 @@ type DesiredVESW struct {
 	NoUserMACs bool              `json:"no_user_macs" yaml:"no_user_macs"`
 	MaxMACs    int               `json:"max_macs" yaml:"max_macs"`
 	SL         int               `json:"sl" yaml:"sl"`
-	PCP        []int             `json:"pcp" yaml:"pcp"`
-	Ports      []DesiredVESWPort `json:"ports" yaml:"ports"`
+	PCP        []int             `json:"pcp" yaml:"pcp" order:"given: by priority"`
+	Ports      []DesiredVESWPort `json:"ports" yaml:"ports" order:"given: as it is kept"`
 }
 
 // DesiredVESWPort is a port of a virtual Ethernet switch.
@@ -74,11 +74,11 @@ type DesiredVESWPort struct {
 // DesiredGroup is a permanent multicast group; see GroupJoin.
 type DesiredGroup struct {
 	Line    int      `json:"line,omitempty" yaml:"-"`
-	MGID    string   `json:"mgid" yaml:"mgid"`
+	MGID    string   `json:"mgid" yaml:"mgid" order:"1"`
 	PKey    string   `json:"pkey" yaml:"pkey,any"` // empty: the default partition
 	QKey    string   `json:"qkey" yaml:"qkey,any"` // empty: chosen
 	MTU     int      `json:"mtu" yaml:"mtu"`       // bytes; 0: 2048
-	Members []string `json:"members" yaml:"members,any"`
+	Members []string `json:"members" yaml:"members,any" order:"given: as it is kept"`
 }
 
 // DesiredNode is what a node keeps of its devices and IP links.
@@ -92,24 +92,24 @@ type DesiredNode struct {
 // DesiredDevice is a device that was added; see NewFunction.
 type DesiredDevice struct {
 	Line      int            `json:"line,omitempty" yaml:"-"`
-	Name      string         `json:"name" yaml:"name"`
+	Name      string         `json:"name" yaml:"name" order:"1"`
 	Disabled  bool           `json:"disabled" yaml:"disabled"`
 	Weight    int            `json:"weight" yaml:"weight"`
 	QoS       map[string]int `json:"qos" yaml:"qos"`
 	Quotas    map[string]int `json:"quotas" yaml:"quotas"` // by the names in JSON of Quotas
 	Segment   string         `json:"segment" yaml:"segment"`
-	Addresses []string       `json:"addresses" yaml:"addresses"`
-	Routes    []string       `json:"routes" yaml:"routes"`
+	Addresses []string       `json:"addresses" yaml:"addresses" order:"given: as it is kept"`
+	Routes    []string       `json:"routes" yaml:"routes" order:"given: as it is kept"`
 }
 
 // DesiredLink is a request for IP links; see IPRequest.
 type DesiredLink struct {
 	Line      int      `json:"line,omitempty" yaml:"-"`
-	Device    string   `json:"device" yaml:"device"` // empty: every device
-	PKeys     []string `json:"pkeys" yaml:"pkeys,any"`
-	Addresses []string `json:"addresses" yaml:"addresses"`
-	Routes    []string `json:"routes" yaml:"routes"`
-	Params    []string `json:"params" yaml:"params"`
+	Device    string   `json:"device" yaml:"device" order:"1"` // empty: every device
+	PKeys     []string `json:"pkeys" yaml:"pkeys,any" order:"given: as it is kept"`
+	Addresses []string `json:"addresses" yaml:"addresses" order:"given: as it is kept"`
+	Routes    []string `json:"routes" yaml:"routes" order:"given: as it is kept"`
+	Params    []string `json:"params" yaml:"params" order:"given: as it is kept"`
 }
 
 // DesiredChange is a difference between what is configured and what shall be.
@@ -128,14 +128,14 @@ const (
 
 // Comparison is what a change of the configuration would do, or has done.
 type Comparison struct {
-	Changes []DesiredChange `json:"changes"`
+	Changes []DesiredChange `json:"changes" order:"given: section by section, deletions first"`
 	// Lost is what it takes away, nil where that is nothing.
 	Lost *LostContact `json:"lost"`
 }
 
 // HistoryEntry is a change of the configuration.
 type HistoryEntry struct {
-	Number uint64    `json:"number"`
+	Number uint64    `json:"number" order:"1"`
 	At     time.Time `json:"at"`
 	Member string    `json:"member"` // empty: of no fabric
 	UID    int       `json:"uid"`    // -1: the node itself

@@ -24,17 +24,17 @@ type Subnet struct {
 
 // FabricNode is a switch, a channel adapter or a router.
 type FabricNode struct {
-	GUID        string       `json:"guid"`
+	GUID        string       `json:"guid" order:"2"`
 	SystemGUID  string       `json:"system_guid"`
 	Type        string       `json:"type"` // switch, ca, router
-	Description string       `json:"description"`
+	Description string       `json:"description" order:"1"`
 	NumPorts    int          `json:"num_ports"`
 	Ports       []FabricPort `json:"ports"` // that have a LID or a link
 }
 
 // FabricPort is a port of a node.
 type FabricPort struct {
-	Number    int      `json:"number"`
+	Number    int      `json:"number" order:"1"`
 	GUID      string   `json:"guid"` // of a port that has LIDs
 	State     string   `json:"state"`
 	PhysState string   `json:"phys_state"`
@@ -42,21 +42,21 @@ type FabricPort struct {
 	LMC       uint8    `json:"lmc"`
 	MTU       int      `json:"mtu"` // bytes
 	Gbps      float64  `json:"gbps"`
-	PKeys     []string `json:"pkeys"`
+	PKeys     []string `json:"pkeys" order:"value"`
 }
 
 // FabricEnd names one end of a link.
 type FabricEnd struct {
-	GUID        string `json:"guid"` // of the node
-	Port        int    `json:"port"`
+	GUID        string `json:"guid" order:"2"` // of the node
+	Port        int    `json:"port" order:"3"`
 	LID         uint16 `json:"lid"` // of the port, or of the switch
-	Description string `json:"description"`
+	Description string `json:"description" order:"1"`
 }
 
 // FabricLink is a link with what both ends agreed on.
 type FabricLink struct {
-	A     FabricEnd `json:"a"`
-	B     FabricEnd `json:"b"`
+	A     FabricEnd `json:"a" order:"1"`
+	B     FabricEnd `json:"b" order:"2"`
 	State string    `json:"state"`
 	MTU   int       `json:"mtu"` // bytes
 	Gbps  float64   `json:"gbps"`
@@ -64,14 +64,14 @@ type FabricLink struct {
 
 // SwitchRoutes are the forwarding tables of a switch.
 type SwitchRoutes struct {
-	Switch    FabricEnd        `json:"switch"`
+	Switch    FabricEnd        `json:"switch" order:"1"`
 	Unicast   []Route          `json:"unicast"`
 	Multicast []MulticastRoute `json:"multicast"`
 }
 
 // Route is the port by which a switch sends packets to a LID.
 type Route struct {
-	LID  uint16    `json:"lid"`
+	LID  uint16    `json:"lid" order:"1"`
 	Port int       `json:"port"`
 	To   FabricEnd `json:"to"` // the port with the LID
 	Hops int       `json:"hops"`
@@ -79,8 +79,8 @@ type Route struct {
 
 // MulticastRoute is the ports by which a switch sends packets to a group.
 type MulticastRoute struct {
-	MLID  uint16 `json:"mlid"`
-	Ports []int  `json:"ports"`
+	MLID  uint16 `json:"mlid" order:"1"`
+	Ports []int  `json:"ports" order:"value"`
 }
 
 // Path is a way through the subnet.
@@ -89,7 +89,7 @@ type Path struct {
 	To   FabricEnd   `json:"to"`
 	MTU  int         `json:"mtu"` // bytes, the smallest on the way
 	Gbps float64     `json:"gbps"`
-	Hops []FabricEnd `json:"hops"` // the ports that packets leave by
+	Hops []FabricEnd `json:"hops" order:"given: from one end to the other"` // the ports that packets leave by
 }
 
 // Manager is the subnet manager of a node.
@@ -108,17 +108,17 @@ type Manager struct {
 	// where it is a later one, Problems have the reason.
 	Engine string   `json:"engine"`
 	Routed string   `json:"routed"`
-	Roots  []string `json:"roots"` // GUIDs of switches, for updn
+	Roots  []string `json:"roots" order:"value"` // GUIDs of switches, for updn
 	// MKey is the source of the M_Key that protects the ports: "store", "node"
 	// (its --m-key-file), or empty: there is none. MKeyProtect is its
 	// protection, MKeyLeaseS the seconds after which it lapses without a manager.
 	MKey        string         `json:"m_key"`
 	MKeyProtect int            `json:"m_key_protect"`
 	MKeyLeaseS  int            `json:"m_key_lease_s"`
-	Sweeping    string         `json:"sweeping"` // why, while a sweep goes on
-	Sweeps      []Sweep        `json:"sweeps"`   // the latest last
+	Sweeping    string         `json:"sweeping"`                              // why, while a sweep goes on
+	Sweeps      []Sweep        `json:"sweeps" order:"given: the latest last"` // the latest last
 	Problems    []Problem      `json:"problems"`
-	Notes       []Note         `json:"notes"`
+	Notes       []Note         `json:"notes" order:"given: the latest last"`
 	Others      []OtherManager `json:"others"`
 	Store       Store          `json:"store"`
 }
@@ -204,8 +204,8 @@ type Sweep struct {
 
 // Problem is something wrong with the subnet.
 type Problem struct {
-	Where string `json:"where"`
-	What  string `json:"what"`
+	Where string `json:"where" order:"1"`
+	What  string `json:"what" order:"2"`
 }
 
 // Note is a line of the manager's log.
@@ -216,7 +216,7 @@ type Note struct {
 
 // OtherManager is another manager of the subnet.
 type OtherManager struct {
-	GUID     string `json:"guid"`
+	GUID     string `json:"guid" order:"1"`
 	LID      uint16 `json:"lid"`
 	Priority int    `json:"priority"`
 	State    string `json:"state"`
@@ -224,8 +224,8 @@ type OtherManager struct {
 
 // Trunk is this node's end of a trunk.
 type Trunk struct {
-	Peer    string `json:"peer"`
-	Port    int    `json:"port"` // of the node's switch
+	Peer    string `json:"peer" order:"1"`
+	Port    int    `json:"port" order:"2"` // of the node's switch
 	Up      bool   `json:"up"`
 	State   string `json:"state"` // of that port: DOWN, INIT, ARMED, ACTIVE
 	Node    string `json:"node"`  // the peer's GUID; empty: not known yet
@@ -262,7 +262,7 @@ const AllPorts = "ALL"
 // Partition is a partition as it is intended, and as ports have it. One that is intended has a name.
 type Partition struct {
 	Name    string   `json:"name"`
-	PKey    string   `json:"pkey"`
+	PKey    string   `json:"pkey" order:"1"`
 	Members []Member `json:"members"`
 }
 
@@ -270,7 +270,7 @@ type Partition struct {
 // device of the node that answers, DEVICE@NODE with a node's host name or GUID, or
 // AllPorts; to show one, a GUID or AllPorts.
 type Member struct {
-	Port       string `json:"port"`
+	Port       string `json:"port" order:"1,ALL"`
 	Membership string `json:"membership"` // as intended; empty: it shall not be one
 	Name       string `json:"name"`       // of the port's node, where the node that answers has it
 	// Has is the membership by the answers of the port: full, limited or no; of AllPorts the number of ports that are
@@ -294,8 +294,8 @@ const (
 
 // SubnetGroup is a multicast group that the master's SA keeps.
 type SubnetGroup struct {
-	MGID      string        `json:"mgid"`
-	MLID      uint16        `json:"mlid"`
+	MGID      string        `json:"mgid" order:"2"`
+	MLID      uint16        `json:"mlid" order:"1"`
 	PKey      string        `json:"pkey"`
 	QKey      uint32        `json:"qkey"`
 	MTU       int           `json:"mtu"` // bytes
@@ -307,9 +307,9 @@ type SubnetGroup struct {
 
 // GroupMember is a port in a group.
 type GroupMember struct {
-	PortGUID string   `json:"port_guid"`
+	PortGUID string   `json:"port_guid" order:"1"`
 	Name     string   `json:"name"`
-	Join     []string `json:"join"` // full, non, send_only, send_only_full
+	Join     []string `json:"join" order:"value"` // full, non, send_only, send_only_full
 	Differs           // whether packets of the group reach the port
 }
 
@@ -330,7 +330,7 @@ type Store struct {
 	Kind      string   `json:"kind"` // memory, embedded, external; none
 	Version   string   `json:"version"`
 	Dir       string   `json:"dir"`
-	Endpoints []string `json:"endpoints"`
+	Endpoints []string `json:"endpoints" order:"value"`
 	Leader    string   `json:"leader"`
 	Members   int      `json:"members"`
 	Revision  int64    `json:"revision"`
@@ -348,7 +348,7 @@ type Store struct {
 
 // StoreReplica is a copy of the store on a member.
 type StoreReplica struct {
-	Member string `json:"member"`
+	Member string `json:"member" order:"1"`
 	URL    string `json:"url"`
 	Role   string `json:"role"` // leader, voter, learner
 }
@@ -378,7 +378,7 @@ const maxBackup = 512 << 20
 
 // StoreEntry is a key of the store and its value.
 type StoreEntry struct {
-	Key      string `json:"key"`
+	Key      string `json:"key" order:"1"`
 	Revision int64  `json:"revision"`
 	Size     int    `json:"size"`
 	Leased   bool   `json:"leased"` // it ends with its owner

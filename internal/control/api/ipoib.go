@@ -14,13 +14,13 @@ import (
 
 // IPLink is an IP link: one interface, of a device's port in a partition.
 type IPLink struct {
-	Name    string   `json:"name"` // ibX_Y_Z
-	Device  string   `json:"device"`
+	Name    string   `json:"name" order:"1"` // ibX_Y_Z
+	Device  string   `json:"device" order:"2"`
 	Port    int      `json:"port"`
-	PKey    string   `json:"pkey"`
+	PKey    string   `json:"pkey" order:"3"`
 	Backend string   `json:"backend"` // tun or netstack
 	Type    int      `json:"type"`    // ARPHRD_INFINIBAND
-	Flags   []string `json:"flags"`
+	Flags   []string `json:"flags" order:"value"`
 	State   string   `json:"state"`
 	Carrier bool     `json:"carrier"`
 	Reason  string   `json:"reason"` // of having no carrier
@@ -42,7 +42,7 @@ type IPLink struct {
 	Joined      bool     `json:"joined"`
 	QKey        uint32   `json:"qkey"`
 	QPN         uint32   `json:"qpn"`
-	Addrs       []string `json:"addresses"` // IP, with prefix length
+	Addrs       []string `json:"addresses" order:"value"` // IP, with prefix length
 	Session     uint32   `json:"session"`
 	Lane        int      `json:"lane"`
 	// Kept is whether the link is there after the node starts again, NotKept why not.
@@ -170,8 +170,8 @@ func (r *IPRequest) Validate() error {
 
 // IPNeighbour is an IP address of a link with what is known of it.
 type IPNeighbour struct {
-	Link      string        `json:"link"`
-	Addr      string        `json:"address"`
+	Link      string        `json:"link" order:"1"`
+	Addr      string        `json:"address" order:"2"`
 	HWAddr    string        `json:"hw_address"` // empty: not known
 	State     string        `json:"state"`
 	Queued    int           `json:"queued"` // packets that wait
@@ -183,10 +183,10 @@ type IPNeighbour struct {
 
 // IPShadow is a hardware address with its address vector.
 type IPShadow struct {
-	Link   string        `json:"link"`
-	HWAddr string        `json:"hw_address"`
+	Link   string        `json:"link" order:"1"`
+	HWAddr string        `json:"hw_address" order:"2"`
 	State  string        `json:"state"`
-	Addrs  []string      `json:"addresses"` // IP addresses that are at it
+	Addrs  []string      `json:"addresses" order:"value"` // IP addresses that are at it
 	DLID   uint16        `json:"dlid"`
 	SL     int           `json:"sl"`
 	MTU    int           `json:"mtu"`
@@ -199,8 +199,8 @@ type IPShadow struct {
 
 // IPPath is a path that a link keeps.
 type IPPath struct {
-	Link  string  `json:"link"`
-	DGID  string  `json:"dgid"`
+	Link  string  `json:"link" order:"1"`
+	DGID  string  `json:"dgid" order:"2"`
 	State string  `json:"state"`
 	DLID  uint16  `json:"dlid"`
 	SL    int     `json:"sl"`
@@ -211,10 +211,10 @@ type IPPath struct {
 
 // IPGroup is a multicast group of a link.
 type IPGroup struct {
-	Link     string   `json:"link"`
-	MGID     string   `json:"mgid"`
+	Link     string   `json:"link" order:"1"`
+	MGID     string   `json:"mgid" order:"2"`
 	MLID     uint16   `json:"mlid"`
-	Addrs    []string `json:"addresses"` // the IP groups that share it
+	Addrs    []string `json:"addresses" order:"value"` // the IP groups that share it
 	State    string   `json:"state"`
 	SendOnly bool     `json:"send_only"`
 	Attached bool     `json:"attached"`
@@ -224,15 +224,15 @@ type IPGroup struct {
 
 // IPParam is a parameter of a link.
 type IPParam struct {
-	Link  string `json:"link"`
-	Name  string `json:"name"`
+	Link  string `json:"link" order:"1"`
+	Name  string `json:"name" order:"2"`
 	Value string `json:"value"`
 	Help  string `json:"help"`
 }
 
 // IPEvent is something that happened to a link.
 type IPEvent struct {
-	Number uint64    `json:"number"`
+	Number uint64    `json:"number" order:"1"`
 	At     time.Time `json:"at"`
 	Link   string    `json:"link"`
 	Kind   string    `json:"kind"`

@@ -41,13 +41,13 @@ var (
 
 // FabricMember is a member of the fabric.
 type FabricMember struct {
-	Name  string   `json:"name"`
+	Name  string   `json:"name" order:"1"`
 	GUID  string   `json:"guid"`
-	Roles []string `json:"roles"`
+	Roles []string `json:"roles" order:"given: in that of weft token --roles"`
 	// State is joining, active, draining or drained.
 	State           string    `json:"state"`
 	Self            bool      `json:"self"` // it is this node
-	Addresses       []string  `json:"addresses"`
+	Addresses       []string  `json:"addresses" order:"given: as members try them"`
 	Joined          time.Time `json:"joined"`
 	By              string    `json:"by"` // its author: a token of a member
 	CertificateEnds time.Time `json:"certificate_ends"`
@@ -59,9 +59,9 @@ type FabricMember struct {
 
 // MemberUser is what uses a member: a program, a guest, an IP link.
 type MemberUser struct {
-	Kind string `json:"kind"`
-	Name string `json:"name"`
-	PID  int    `json:"pid"`
+	Kind string `json:"kind" order:"1"`
+	Name string `json:"name" order:"2"`
+	PID  int    `json:"pid" order:"3"`
 	UID  int    `json:"uid"`
 }
 
@@ -85,13 +85,13 @@ type MemberRemoval struct {
 // RemovedMember is a member that is out, and the kinds of secrets that were replaced since it had them.
 type RemovedMember struct {
 	Name     string   `json:"name"`
-	Replaced []string `json:"replaced"`
+	Replaced []string `json:"replaced" order:"given: as they are replaced"`
 }
 
 // RotatedSecrets are the kinds of secrets that were replaced, and those of which the replacement goes on by itself.
 type RotatedSecrets struct {
-	Replaced []string `json:"replaced"`
-	Begun    []string `json:"begun"`
+	Replaced []string `json:"replaced" order:"given: as they are replaced"`
+	Begun    []string `json:"begun" order:"given: as they are replaced"`
 }
 
 // NewToken is a token to make.
@@ -121,11 +121,11 @@ func (t *NewToken) Validate() error {
 
 // Token is a token by which hosts join.
 type Token struct {
-	ID    string    `json:"id"` // no secret
-	Roles []string  `json:"roles"`
+	ID    string    `json:"id" order:"2"` // no secret
+	Roles []string  `json:"roles" order:"given: in that of weft token --roles"`
 	Uses  int       `json:"uses"` // 0: any number
 	Used  int       `json:"used"`
-	Ends  time.Time `json:"ends"`
+	Ends  time.Time `json:"ends" order:"1"`
 	By    string    `json:"by"`
 	// Line is the command for the next host. It has the secret, and is in the answer of CreateToken alone.
 	Line string `json:"line,omitempty"`

@@ -70,7 +70,12 @@ func (n *Named[T]) Validate() error {
 func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Context, In) (Out, error)) {
 	path, _, _ := strings.Cut(op.Path, "?")
 	pattern := op.Method + " /" + Version + path
-	mux.Handle(pattern, handler{op.What, op.Access, op.Limit, op.Master, op.Reads, func(r *http.Request) (any, error) {
+	out := reflect.TypeFor[Out]()
+	sort, err := sorterOf(out, "")
+	if err != nil {
+		panic(fmt.Sprintf("api: the answer of %s: %v", pattern, err))
+	}
+	call := func(r *http.Request) (any, error) {
 		in, err := op.decode(r)
 		if err != nil {
 			return nil, err
@@ -85,9 +90,14 @@ func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Cont
 		if err != nil {
 			return nil, err
 		}
-		noNilLists(reflect.ValueOf(&out).Elem())
+		v := reflect.ValueOf(&out).Elem()
+		noNilLists(v)
+		if sort != nil {
+			sort(v)
+		}
 		return out, nil
-	}})
+	}
+	mux.Handle(pattern, handler{op.What, op.Access, op.Limit, op.Master, op.Reads, call, out})
 }
 
 // Refuse registers err as the outcome of every request for op.

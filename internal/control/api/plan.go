@@ -25,7 +25,7 @@ type TrunkPlan struct {
 
 // PlannedMember is a member in the plan.
 type PlannedMember struct {
-	Name   string `json:"name"`
+	Name   string `json:"name" order:"1"`
 	Level  string `json:"level"` // leaf, spine, core; empty in a mesh
 	Pod    *int   `json:"pod"`   // null without a level
 	Trunks int    `json:"trunks"`
@@ -46,18 +46,18 @@ const (
 // PlannedTrunk is a trunk that two members shall have, or have and shall not. States of trunks of other members are
 // what these have reported.
 type PlannedTrunk struct {
-	A     string `json:"a"`
-	B     string `json:"b"`
+	A     string `json:"a" order:"1"`
+	B     string `json:"b" order:"2"`
 	State string `json:"state"`
 	Why   string `json:"why"` // it is not up
 }
 
 // PlanLimit is what ports, addresses or roles do not allow. A note leaves no trunk out.
 type PlanLimit struct {
-	What    string   `json:"what"`
+	What    string   `json:"what" order:"1"`
 	Note    bool     `json:"note"`
-	Members []string `json:"members"`
-	Why     string   `json:"why"`
+	Members []string `json:"members" order:"value"`
+	Why     string   `json:"why" order:"2"`
 	Fix     string   `json:"fix"`
 }
 

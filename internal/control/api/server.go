@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"reflect"
 	"time"
 )
 
@@ -91,6 +92,7 @@ type handler struct {
 	master bool
 	reads  string // Op.Reads
 	call   func(r *http.Request) (any, error)
+	out    reflect.Type // of the answer
 }
 
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -26,7 +26,7 @@ type Status struct {
 	WireLocal bool          `json:"wire_local"`
 	RoCEPort  int           `json:"roce_port"` // UDP
 	// RoCEAllow is the prefixes of addresses with which the RoCEv2 device exchanges packets; empty: all.
-	RoCEAllow []string `json:"roce_allow"`
+	RoCEAllow []string `json:"roce_allow" order:"value"`
 	// IdleExitNS is how long after its last session the node ends; 0: never.
 	IdleExitNS time.Duration   `json:"idle_exit_ns"`
 	Devices    []DeviceSummary `json:"devices"`
@@ -54,7 +54,7 @@ type Status struct {
 
 // DeviceSummary is a device's line in the status.
 type DeviceSummary struct {
-	Name      string `json:"name"`
+	Name      string `json:"name" order:"1"`
 	LinkLayer string `json:"link_layer"`
 	PortState string `json:"port_state"` // verbs name: ACTIVE, DOWN, …
 	ActiveMTU int    `json:"active_mtu"` // bytes
@@ -73,7 +73,7 @@ type DeviceSummary struct {
 
 // Lane is one event loop of the node.
 type Lane struct {
-	ID       int  `json:"id"`
+	ID       int  `json:"id" order:"1"`
 	Sessions int  `json:"sessions"`
 	Polling  bool `json:"polling"`  // false: asleep until a doorbell, a packet or a deadline
 	RealTime bool `json:"realtime"` // its thread has real-time priority
@@ -81,9 +81,9 @@ type Lane struct {
 
 // Owner is the program that owns an object.
 type Owner struct {
-	Device  string `json:"device"`
-	Session uint32 `json:"session"`
-	PID     int    `json:"pid"`
+	Device  string `json:"device" order:"1"`
+	Session uint32 `json:"session" order:"2"`
+	PID     int    `json:"pid" order:"3"`
 	Comm    string `json:"comm"`
 	UID     int    `json:"uid"`
 }
@@ -100,14 +100,14 @@ type Session struct {
 
 // Degraded is something that works less well than it could, or not at all.
 type Degraded struct {
-	What string `json:"what"`
-	Why  string `json:"why"`
+	What string `json:"what" order:"1"`
+	Why  string `json:"why" order:"2"`
 	Fix  string `json:"fix"`
 }
 
 // Device is a verbs device.
 type Device struct {
-	Name         string `json:"name"`
+	Name         string `json:"name" order:"1"`
 	Index        int    `json:"index"`
 	NodeGUID     string `json:"node_guid"`
 	SysImageGUID string `json:"sys_image_guid"`
@@ -122,7 +122,7 @@ type Device struct {
 
 // Port is a port of a device.
 type Port struct {
-	Number    int    `json:"number"`
+	Number    int    `json:"number" order:"1"`
 	State     string `json:"state"`
 	PhysState string `json:"phys_state"`
 	LinkLayer string `json:"link_layer"`
@@ -141,13 +141,13 @@ type Port struct {
 
 // PKey is one used entry of a port's P_Key table.
 type PKey struct {
-	Index int    `json:"index"`
+	Index int    `json:"index" order:"1"`
 	PKey  string `json:"pkey"`
 }
 
 // GID is one used entry of a port's GID table.
 type GID struct {
-	Index   int    `json:"index"`
+	Index   int    `json:"index" order:"1"`
 	GID     string `json:"gid"`
 	Address string `json:"address"`
 	Type    string `json:"type"`
@@ -172,37 +172,37 @@ type Resources struct {
 // PD is a protection domain.
 type PD struct {
 	Owner
-	PDN   uint32 `json:"pdn"`
+	PDN   uint32 `json:"pdn" order:"4"`
 	Users int    `json:"users"`
 }
 
 // MR is a memory region. Its keys are secrets of its owner and not shown.
 type MR struct {
 	Owner
-	MRN    uint32   `json:"mrn"`
+	MRN    uint32   `json:"mrn" order:"4"`
 	PDN    uint32   `json:"pdn"`
 	IOVA   uint64   `json:"iova"`
 	Length uint64   `json:"mrlen"`
-	Access []string `json:"access"`
+	Access []string `json:"access" order:"given: as in enum ibv_access_flags"`
 	Memory string   `json:"memory"` // "mapped", "process", or "node": the node's own
 }
 
 // MW is a memory window. Its key is its owner's secret.
 type MW struct {
 	Owner
-	MWN    uint32   `json:"mwn"`
+	MWN    uint32   `json:"mwn" order:"4"`
 	PDN    uint32   `json:"pdn"`
 	Type   int      `json:"type"` // 1 or 2
 	MRN    uint32   `json:"mrn"`  // of the region it is bound to, 0: it is bound to nothing
 	IOVA   uint64   `json:"iova"`
 	Length uint64   `json:"mwlen"`
-	Access []string `json:"access"`
+	Access []string `json:"access" order:"given: as in enum ibv_access_flags"`
 }
 
 // CQ is a completion queue.
 type CQ struct {
 	Owner
-	CQN     uint32 `json:"cqn"`
+	CQN     uint32 `json:"cqn" order:"4"`
 	CQE     int    `json:"cqe"`
 	Users   int    `json:"users"`
 	Armed   bool   `json:"armed"`
@@ -212,7 +212,7 @@ type CQ struct {
 // QP is a queue pair.
 type QP struct {
 	Owner
-	LQPN      uint32 `json:"lqpn"`
+	LQPN      uint32 `json:"lqpn" order:"4"`
 	RQPN      uint32 `json:"rqpn"`
 	Type      string `json:"type"`
 	State     string `json:"state"`
@@ -231,7 +231,7 @@ type QP struct {
 // SRQ is a shared receive queue.
 type SRQ struct {
 	Owner
-	SRQN        uint32 `json:"srqn"`
+	SRQN        uint32 `json:"srqn" order:"4"`
 	PDN         uint32 `json:"pdn"`
 	MaxWR       int    `json:"max_wr"`
 	Outstanding int    `json:"outstanding"`
@@ -241,7 +241,7 @@ type SRQ struct {
 // AH is an address handle.
 type AH struct {
 	Owner
-	AHN       uint32 `json:"ahn"`
+	AHN       uint32 `json:"ahn" order:"4"`
 	PDN       uint32 `json:"pdn"`
 	RemoteGID string `json:"remote_gid"`
 }
@@ -250,7 +250,7 @@ type AH struct {
 // may become one.
 type CMID struct {
 	Owner
-	CMIDN uint32 `json:"cm_idn"`
+	CMIDN uint32 `json:"cm_idn" order:"4"`
 	LQPN  uint32 `json:"lqpn"` // 0: none, or not known
 	Type  string `json:"qp_type"`
 	State string `json:"state"`
@@ -261,18 +261,18 @@ type CMID struct {
 
 // Group is a multicast group as far as this node takes part in it.
 type Group struct {
-	MLID    uint16 `json:"mlid"`    // 0: a group of an IP address
-	MGID    string `json:"mgid"`    // empty: the switch forwards the LID, and no queue pair has named the group
-	Address string `json:"address"` // the MGID as an IP address
+	MLID    uint16 `json:"mlid" order:"1"` // 0: a group of an IP address
+	MGID    string `json:"mgid" order:"2"` // empty: the switch forwards the LID, and no queue pair has named the group
+	Address string `json:"address"`        // the MGID as an IP address
 	// Devices are those that the group's packets reach.
-	Devices []string  `json:"devices"`
+	Devices []string  `json:"devices" order:"value"`
 	QPs     []GroupQP `json:"qps"`
 }
 
 // GroupQP is a queue pair that is attached to a group.
 type GroupQP struct {
 	Owner
-	LQPN uint32 `json:"lqpn"`
+	LQPN uint32 `json:"lqpn" order:"4"`
 	Lane int    `json:"lane"`
 }
 
@@ -300,11 +300,11 @@ const (
 
 // Counter is one named count since its scope's start.
 type Counter struct {
-	Scope string `json:"scope"`
+	Scope string `json:"scope" order:"1"`
 	// Instance distinguishes scopes of one kind: a lane's or a session's number,
 	// a link's name; empty for the node.
-	Instance string `json:"instance"`
-	Name     string `json:"name"`
+	Instance string `json:"instance" order:"2"`
+	Name     string `json:"name" order:"3"`
 	Value    uint64 `json:"value"`
 }
 
@@ -325,7 +325,7 @@ type Quotas struct {
 // and its share of what the adapter sends.
 type Function struct {
 	Name    string `json:"name"`
-	Number  int    `json:"number"`
+	Number  int    `json:"number" order:"1"`
 	Virtual bool   `json:"virtual"` // can be deleted
 	Enabled bool   `json:"enabled"`
 	// AdapterEnabled is false while the physical function has the whole adapter
@@ -337,7 +337,7 @@ type Function struct {
 	NodeGUID       string `json:"node_guid"`
 	Sessions       int    `json:"sessions"`
 	Weight         int    `json:"weight"`
-	QoS            []int  `json:"qos"` // weight of each level, by service level
+	QoS            []int  `json:"qos" order:"given: by service level"` // weight of each level, by service level
 	// Kept reports whether the device and its changes survive a restart of the node; if not, NotKept is the reason.
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
@@ -354,8 +354,8 @@ const SegmentHost = "host"
 
 // EthernetPort is the Ethernet port of a device in a virtual Ethernet switch.
 type EthernetPort struct {
-	Addrs  []string `json:"addrs"`
-	Routes []string `json:"routes"`
+	Addrs  []string `json:"addrs" order:"value"`
+	Routes []string `json:"routes" order:"value"`
 	// Number is that of the switch, 0: it is in none; VPort the port's there.
 	Number  int    `json:"number"`
 	VPort   int    `json:"vport"`
@@ -369,7 +369,7 @@ type EthernetPort struct {
 
 // Neighbour is a station that a device sends to.
 type Neighbour struct {
-	Address string `json:"address"`
+	Address string `json:"address" order:"1"`
 	MAC     string `json:"mac"`   // its, or that of the gateway to it; empty: not known
 	State   string `json:"state"` // resolving, reachable, unreachable
 	// SinceNS is the time since the last request for it, 0: it never answered; Frames is the number that wait for it.
@@ -426,7 +426,7 @@ const (
 
 // Fault is an active fault and what it has done.
 type Fault struct {
-	ID int `json:"id"`
+	ID int `json:"id" order:"1"`
 	FaultSpec
 	Packets    uint64 `json:"packets"` // seen
 	Dropped    uint64 `json:"dropped"`

@@ -8,8 +8,8 @@ import (
 
 // VESW is a virtual Ethernet switch: as it is intended, and, from the master, as it is.
 type VESW struct {
-	Name string `json:"name"`
-	ID   int    `json:"id"`
+	Name string `json:"name" order:"1"`
+	ID   int    `json:"id" order:"2"`
 	PKey string `json:"pkey"`
 	// OwnPartition reports that the partition is the switch's alone: its members are those of the switch.
 	OwnPartition bool   `json:"own_partition"`
@@ -21,7 +21,7 @@ type VESW struct {
 	UserMACs     bool   `json:"user_macs"` // members may have MACs of their own
 	MaxMACs      int    `json:"max_macs"`  // of a member
 	SL           int    `json:"sl"`
-	PCP          []int  `json:"pcp"` // service level of tagged frames by priority; empty: SL
+	PCP          []int  `json:"pcp" order:"given: by priority"` // service level of tagged frames by priority; empty: SL
 	// State is up, degraded (for the reasons in Problems), configuring, or unknown: this node's manager is not the
 	// master.
 	State    string        `json:"state"`
@@ -40,9 +40,9 @@ const (
 
 // VESWPort is a member of a VESW.
 type VESWPort struct {
-	GUID    string `json:"guid"`
-	VPort   int    `json:"vport"`
-	Number  int    `json:"number"` // within the VESW
+	GUID    string `json:"guid" order:"2"`
+	VPort   int    `json:"vport" order:"3"`
+	Number  int    `json:"number" order:"1"` // within the VESW
 	Gateway bool   `json:"gateway"`
 	// What follows is known to the master only.
 	Name    string   `json:"name"` // of the port's node; empty: not in the subnet
@@ -51,15 +51,15 @@ type VESWPort struct {
 	BaseMAC string   `json:"base_mac"`
 	State   string   `json:"state"` // absent, waiting, configuring, dropping, down, forwarding
 	Default bool     `json:"default"`
-	MACs    []string `json:"macs"` // of its own
-	Groups  []string `json:"groups"`
+	MACs    []string `json:"macs" order:"value"` // of its own
+	Groups  []string `json:"groups" order:"value"`
 	Differs
 }
 
 // VESWProblem is a difference between a VESW and its intent.
 type VESWProblem struct {
-	Port string `json:"port"` // GUID; empty: the VESW itself
-	What string `json:"what"`
+	Port string `json:"port" order:"1"` // GUID; empty: the VESW itself
+	What string `json:"what" order:"2"`
 	Fix  string `json:"fix"`
 }
 

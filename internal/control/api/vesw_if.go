@@ -11,8 +11,8 @@ import (
 // VESWInterface is a port of a virtual Ethernet switch with its interface.
 type VESWInterface struct {
 	Name    string `json:"name"` // of the interface; empty: there is none
-	Device  string `json:"device"`
-	VPort   int    `json:"vport"`
+	Device  string `json:"device" order:"1"`
+	VPort   int    `json:"vport" order:"2"`
 	VESW    int    `json:"vesw"`    // identifier; 0: in none
 	Backend string `json:"backend"` // tap, netstack, gateway or vm
 	// State is forwarding, or drop_all for Reason.

@@ -21,7 +21,7 @@ const (
 // NewVM is a network card of a virtual machine to add: a function of the node that exchanges frames with the machine by
 // vhost-user.
 type NewVM struct {
-	Name string `json:"name"`
+	Name string `json:"name" order:"1"`
 	// VESW is the virtual Ethernet switch that it is to be in, by name or number; empty: the manager of the switches
 	// assigns one.
 	VESW string `json:"vesw"`

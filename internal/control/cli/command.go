@@ -97,12 +97,20 @@ func view[In, Out any](a *app, cmd *cobra.Command, op api.Op[In, Out], input fun
 // list is a view of a list as a table. none is what it prints where the list is empty.
 func list[In, T any](a *app, cmd *cobra.Command, op api.Op[In, []T], input func(args []string) In, none string,
 	columns []column[T]) *cobra.Command {
+	stateOrder[T](cmd)
 	return view(a, cmd, op, input, func(w *screen, v []T) { writeTable(w, none, columns, v) })
+}
+
+// stateOrder adds the order of a list of T to the description of cmd.
+func stateOrder[T any](cmd *cobra.Command) *cobra.Command {
+	cmd.Long = describe(cmd) + "\n\nSorted by " + api.OrderText[T]() + "."
+	return cmd
 }
 
 // find is a view of those elements of a list that match the argument. missing is the error where none does.
 func find[T any](a *app, cmd *cobra.Command, op api.Op[api.None, []T], match func(v T, arg string) bool,
 	missing func(arg string) error, people func(w *screen, v []T)) *cobra.Command {
+	stateOrder[T](cmd)
 	return a.show(cmd, func(cmd *cobra.Command, args []string, print printer) error {
 		all, err := get(cmd.Context(), a, op)
 		if err != nil {

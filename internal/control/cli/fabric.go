@@ -28,9 +28,11 @@ answers; other nodes name that node.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	nodes := view(a, &cobra.Command{Use: "nodes", Short: "list switches, devices and their LIDs"}, api.GetSubnet, nil,
+	nodes := view(a, stateOrder[api.FabricNode](&cobra.Command{Use: "nodes",
+		Short: "list switches, devices and their LIDs"}),
+		api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
-	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
+	links := view(a, stateOrder[api.FabricLink](&cobra.Command{Use: "links", Short: "list links"}), api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
 	cmd.AddCommand(planCommand(a), topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)),
 		sweepCommand(a))

@@ -43,7 +43,8 @@ default partition (0x7fff): it reaches the subnet manager, and no other port.
   weft pkey delete 0x8001`,
 		Args: cobra.ArbitraryArgs,
 	}
-	partitions := view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
+	partitions := view(a, stateOrder[api.Partition](&cobra.Command{Use: "list",
+		Short: "list partitions and their members"}),
 		api.ListPartitions, nil, printPartitions)
 	listing(cmd, partitions)
 	cmd.AddCommand(partitions, pkeyAdd(a), pkeyDelete(a))

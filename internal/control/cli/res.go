@@ -174,7 +174,7 @@ type objectCount struct {
 	n     map[string]int
 }
 
-// printTotals prints one row per session with its number of objects.
+// printTotals prints one row per session with its number of objects, in the order of owners in a list of objects.
 func printTotals(w *screen, r api.Resources) {
 	rows := map[api.Owner]*objectCount{}
 	for _, k := range resourceKinds {
@@ -190,8 +190,9 @@ func printTotals(w *screen, r api.Resources) {
 		sorted = append(sorted, x)
 	}
 	slices.SortFunc(sorted, func(x, y *objectCount) int {
-		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID),
-			cmp.Compare(x.owner.Device, y.owner.Device))
+		return cmp.Or(api.CompareText(x.owner.Device, y.owner.Device), cmp.Compare(x.owner.Session, y.owner.Session),
+			cmp.Compare(x.owner.PID, y.owner.PID), cmp.Compare(x.owner.Comm, y.owner.Comm),
+			cmp.Compare(x.owner.UID, y.owner.UID))
 	})
 	columns := []column[*objectCount]{
 		{head: "DEVICE", cell: func(x *objectCount) any { return x.owner.Device }},

@@ -192,11 +192,11 @@ func countersCommand(a *app) *cobra.Command {
 	var all, explain bool
 	var scope string
 	scopes := metric.Scopes()
-	cmd := a.show(&cobra.Command{
+	cmd := a.show(stateOrder[api.Counter](&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",
 		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print printer) error {
+	}), func(cmd *cobra.Command, _ []string, print printer) error {
 		if scope != "" && !slices.Contains(scopes, scope) {
 			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "),
 				scope)

@@ -75,7 +75,8 @@ Manager, part of the subnet manager, assigns ports of devices to switches.`,
 		RunE: group,
 	}
 	complete := completeVESWs(a)
-	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}, api.ListVESWs, nil,
+	cmd.AddCommand(view(a, stateOrder[api.VESW](&cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}),
+		api.ListVESWs, nil,
 		printVESWs),
 		view(a, &cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and problems",
 			Args:              cobra.ExactArgs(1),

@@ -34,6 +34,15 @@ func (e *end) see(up bool, now mono.Time) {
 	}
 }
 
+// plannedTrunk describes a trunk of the plan. Its end A is the first of both by name, as in a list of members.
+func (s *shaped) plannedTrunk(a, b ib.GUID, state string) api.PlannedTrunk {
+	t := api.PlannedTrunk{A: s.plan.Name(a), B: s.plan.Name(b), State: state}
+	if api.CompareText(t.A, t.B) > 0 {
+		t.A, t.B = t.B, t.A
+	}
+	return t
+}
+
 // shape returns the members to which the node has trunks now: those of the plan, and those of a plan before for which
 // it is too early.
 func (m *Mesh) shape() (list []ib.GUID) {
@@ -135,7 +144,7 @@ func (m *Mesh) Plan() (p api.TrunkPlan) {
 	settled := s.roster.Settled(s.plan)
 	p.Form = s.plan.Form.String()
 	for _, x := range s.plan.Trunks {
-		t := api.PlannedTrunk{A: s.plan.Name(x.A), B: s.plan.Name(x.B), State: api.TrunkMissing}
+		t := s.plannedTrunk(x.A, x.B, api.TrunkMissing)
 		up, own := s.up[other(x, self)]
 		switch {
 		case x.A == self || x.B == self:
@@ -157,8 +166,9 @@ func (m *Mesh) Plan() (p api.TrunkPlan) {
 		p.Trunks = append(p.Trunks, t)
 	}
 	for _, g := range s.step.Surplus {
-		p.Trunks = append(p.Trunks, api.PlannedTrunk{A: s.plan.Name(self), B: s.plan.Name(g), State: api.TrunkSurplus,
-			Why: "of the plan before: it goes when all have their trunks"})
+		t := s.plannedTrunk(self, g, api.TrunkSurplus)
+		t.Why = "of the plan before: it goes when all have their trunks"
+		p.Trunks = append(p.Trunks, t)
 	}
 	for i := range s.roster.Members {
 		x := &s.roster.Members[i]
@@ -171,7 +181,6 @@ func (m *Mesh) Plan() (p api.TrunkPlan) {
 		}
 		p.Members = append(p.Members, v)
 	}
-	slices.SortFunc(p.Members, func(a, b api.PlannedMember) int { return cmp.Compare(a.Name, b.Name) })
 	for _, l := range s.plan.Limits {
 		x := api.PlanLimit{What: l.Kind.String(), Note: l.Kind.Note(), Why: l.Why, Fix: l.Fix}
 		for _, g := range l.Members {

@@ -3,6 +3,7 @@
 package mgmt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -49,11 +50,22 @@ func describeSubnet(t *topo.Subnet) api.Subnet {
 		s.Nodes = append(s.Nodes, v)
 	}
 	for _, l := range t.Links() {
-		a, b := t.Port(l.A), t.Port(l.B)
-		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b),
-			MTU: describe.MTU(a.Info.NeighborMTU), Gbps: describe.Gbps(a.Rate())})
+		s.Links = append(s.Links, describeLink(t, l))
 	}
 	return s
+}
+
+// describeLink describes a link. Its end A is the first of both in the order of a list of ends, whichever of them the
+// manager found first.
+func describeLink(t *topo.Subnet, l topo.Link) api.FabricLink {
+	v := api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B)}
+	if cmp.Or(api.CompareText(v.A.Description, v.B.Description), api.CompareText(v.A.GUID, v.B.GUID),
+		cmp.Compare(v.A.Port, v.B.Port)) > 0 {
+		l.A, l.B, v.A, v.B = l.B, l.A, v.B, v.A
+	}
+	a, b := t.Port(l.A), t.Port(l.B)
+	v.State, v.MTU, v.Gbps = linkState(a, b), describe.MTU(a.Info.NeighborMTU), describe.Gbps(a.Rate())
+	return v
 }
 
 func nodeType(n *topo.Node) string {
