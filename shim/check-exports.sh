@@ -9,11 +9,7 @@
 set -eu
 
 lib=$1
-real=${2:-$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')}
-[ -n "$real" ] && [ -e "$real" ] || {
-	echo "check exports: libibverbs.so.1 not found. fix: apt-get install libibverbs1" >&2
-	exit 1
-}
+real=${2:-$("$(dirname "$0")"/../scripts/libibverbs)}
 
 # Pure helpers, left to the real library: they look at values only. The driver
 # registration is between the real library and its providers.

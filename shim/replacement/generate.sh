@@ -16,11 +16,8 @@ set -eu
 what=$1
 list=$(dirname "$0")/symbols
 [ "$what" != check ] || { lib=$2; shift; }
-real=${2:-$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')}
-[ -n "$real" ] && [ -e "$real" ] || {
-	echo "generate: libibverbs.so.1 not found. fix: apt-get install libibverbs1" >&2
-	exit 1
-}
+real=${2:-$("$(dirname "$0")"/../../scripts/libibverbs)}
+
 # type name node, by the order of the nodes. A second version of a function, for
 # programs older than 2006, is left out; so are private symbols of versions other
 # than the installed one.

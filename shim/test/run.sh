@@ -171,4 +171,4 @@ $cc $flags -O2 -fPIC -fvisibility=hidden -DWEFT_REPLACEMENT -shared "$shim"/*.c 
 	-Wl,-soname,libibverbs.so.1 -Wl,--version-script,"$out/replacement.map" -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/libibverbs.so.1"
 "$shim/replacement/generate.sh" check "$out/libibverbs.so.1"
 $cc $flags -O2 "$here/replacement_test.c" -ldl -o "$out/replacement_test"
-"$out/replacement_test" "$out/libibverbs.so.1" "$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')" "$out"
+"$out/replacement_test" "$out/libibverbs.so.1" "$("$shim/../scripts/libibverbs")" "$out"
