@@ -366,22 +366,70 @@ static bool wrong_address(struct ibv_context *c, const char *call, const struct 
 	return false;
 }
 
+static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+
+static const char *gid_text(const unsigned char raw[16], char text[INET6_ADDRSTRLEN])
+{
+	bool v4 = !memcmp(raw, mapped, sizeof(mapped));
+
+	return inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? raw + sizeof(mapped) : raw, text, INET6_ADDRSTRLEN);
+}
+
 /* Reports an address that --roce-allow does not list; returns whether that is the reason. */
 static bool denied_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a,
 			   int err)
 {
-	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
-	const unsigned char *raw = a->grh.dgid.raw;
 	char text[INET6_ADDRSTRLEN];
 
 	if (err != EACCES || !a->is_global || weft_dead(weft_ctx(c)))
 		return false;
-	if (!memcmp(raw, mapped, sizeof(mapped)))
-		inet_ntop(AF_INET, raw + sizeof(mapped), text, sizeof(text));
-	else
-		inet_ntop(AF_INET6, raw, text, sizeof(text));
 	weft_explain(c, call, err, "start the node with --roce-allow for that address too",
-		     "the node may not send RoCEv2 to %s: --roce-allow does not list it", text);
+		     "the node may not send RoCEv2 to %s: --roce-allow does not list it", gid_text(a->grh.dgid.raw, text));
+	return true;
+}
+
+/* The first GID that packets to other hosts can leave with, or -1. */
+static int outward_gid(struct ibv_context *c, uint32_t len)
+{
+	struct weft_res_query_gid gid;
+
+	for (uint32_t i = 0; i < len; i++) {
+		if (weft_gid(weft_ctx(c), i, &gid) || !gid.valid)
+			continue;
+		const unsigned char *raw = gid.gid;
+		bool v4 = !memcmp(raw, mapped, sizeof(mapped));
+		bool near = v4 ? raw[12] == 127 || (raw[12] == 169 && raw[13] == 254) :
+				 (raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80) ||
+					 !memcmp(raw, &in6addr_loopback, sizeof(in6addr_loopback));
+
+		if (!near)
+			return (int)i;
+	}
+	return -1;
+}
+
+/* Reports two addresses between which no packet can go; returns whether that is the reason. */
+static bool no_route(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a, int err)
+{
+	char from[INET6_ADDRSTRLEN], to[INET6_ADDRSTRLEN], fix[192];
+	struct weft_res_query_gid gid;
+	struct ibv_port_attr port;
+	int other;
+
+	if (!a->is_global || weft_dead(weft_ctx(c)) ||
+	    (err != EINVAL && err != ENETUNREACH && err != EHOSTUNREACH) ||
+	    weft_query_port(c, 1, &port, sizeof(port)) || port.link_layer != IBV_LINK_LAYER_ETHERNET ||
+	    weft_gid(weft_ctx(c), a->grh.sgid_index, &gid) || !gid.valid)
+		return false;
+	gid_text(gid.gid, from);
+	gid_text(a->grh.dgid.raw, to);
+	other = outward_gid(c, port.gid_tbl_len);
+	if (other >= 0 && other != a->grh.sgid_index)
+		snprintf(fix, sizeof(fix), "name GID %d on both hosts: -g %d of ibv_*_pingpong, -x %d of perftest", other,
+			 other, other);
+	else
+		snprintf(fix, sizeof(fix), "ip route get %s from %s; weft dev lists the GIDs of this host", to, from);
+	weft_explain(c, call, err, fix, "no packet can go from GID %u, %s, to %s", a->grh.sgid_index, from, to);
 	return true;
 }
 
@@ -468,6 +516,8 @@ void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int 
 		snprintf(call, sizeof(call), "ibv_modify_qp to %s", state_name(a->qp_state));
 	if (mask & IBV_QP_AV && denied_address(c, call, &a->ah_attr, err))
 		return;
+	if (mask & IBV_QP_AV && err != EINVAL && no_route(c, call, &a->ah_attr, err))
+		return;
 	if (err != EINVAL || weft_dead(weft_ctx(c)))
 		goto general;
 	if (wrong_change(qp, call, a, mask, err))
@@ -504,6 +554,8 @@ void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int 
 	    (mask & IBV_QP_RETRY_CNT && above(c, call, err, "retry_cnt", a->retry_cnt, 7)) ||
 	    (mask & IBV_QP_RNR_RETRY && above(c, call, err, "rnr_retry", a->rnr_retry, 7)))
 		return;
+	if (mask & IBV_QP_AV && no_route(c, call, &a->ah_attr, err))
+		return;
 general:
 	weft_explain(c, call, err, NULL, NULL);
 }
@@ -516,6 +568,8 @@ void weft_explain_create_ah(struct ibv_context *c, const struct ibv_ah_attr *a, 
 		return;
 	if (denied_address(c, call, a, err))
 		return;
-	if (err != EINVAL || weft_dead(weft_ctx(c)) || !wrong_address(c, call, a, err))
+	if (err == EINVAL && !weft_dead(weft_ctx(c)) && wrong_address(c, call, a, err))
+		return;
+	if (!no_route(c, call, a, err))
 		weft_explain(c, call, err, NULL, NULL);
 }

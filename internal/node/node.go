@@ -180,6 +180,7 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 		PKeys:       []ib.PKey{ib.DefaultPKey},
 		WireLocal:   n.cfg.WireLocal,
 		Allow:       n.cfg.RoCEAllowed(),
+		Route:       n.route,
 		MaxRun:      lane.RoCEBurst,
 		MaxLocalRun: lane.LocalBurst,
 	}
@@ -188,6 +189,12 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 			LocalOnly: e.LocalOnly})
 	}
 	return p
+}
+
+// route implements hca.Port.Route by the routes of the host.
+func (n *Node) route(src *hca.GIDEntry, dst ib.GID, tclass uint8) error {
+	return hostnet.Route(hostnet.Leaving{Src: src.GID.Addr(), Dst: dst.Addr(), IfIndex: src.IfIndex,
+		Port: uint16(n.cfg.RoCEPort), TClass: tclass})
 }
 
 // serve opens the device sockets and waits for the end.

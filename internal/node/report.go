@@ -152,7 +152,7 @@ func (r *reporter) describeSessions() (list []api.Session, err error) {
 
 // notices lists what users may want to change, though nothing is wrong.
 func (r *reporter) notices(s *api.Status) []api.Degraded {
-	list := slices.Concat(r.network.Notices(), r.member.Notices(), r.roceNotices(s))
+	list := slices.Concat(r.network.Notices(), r.member.Notices(), r.roceNotices(s), r.gidNotices())
 	if r.subnet != nil {
 		list = append(list, r.subnet.Notices()...)
 	}

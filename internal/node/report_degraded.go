@@ -120,6 +120,27 @@ func (r *reporter) roceNotices(s *api.Status) (list []api.Degraded) {
 	return list // a lane that is stuck is reported as degraded
 }
 
+// gidNotices reports GIDs that are no address of this host: programs that use one, such as those that take index 0
+// unasked, reach no other host.
+func (r *reporter) gidNotices() (list []api.Degraded) {
+	t := r.host()
+	for i := range t.Entries {
+		e := &t.Entries[i]
+		if !e.LocalOnly {
+			continue
+		}
+		d := api.Degraded{What: "gid_no_address", Why: fmt.Sprintf("GID %d of %s is no address of this host, since no "+
+			"interface has a link-local IPv6 address: programs that use it reach this node only", i, r.settings.Device),
+			Fix: "ip addr add ADDRESS dev INTERFACE: no interface has an address that other hosts can reach"}
+		if best := t.Outward(); best >= 0 {
+			d.Fix = fmt.Sprintf("name GID %d, %v, in programs: -g %d of ibv_*_pingpong, -x %d of perftest", best,
+				t.Entries[best].GID.Addr(), best, best)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
 // addressesDegraded lists addresses of the host that have no GID.
 func (r *reporter) addressesDegraded() (list []api.Degraded) {
 	table := r.host()

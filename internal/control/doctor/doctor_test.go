@@ -151,7 +151,11 @@ func TestBindUDP(t *testing.T) {
 func TestNode(t *testing.T) {
 	s := api.Status{Ready: true, Version: "v1", Trunks: []api.Trunk{{Up: true}}}
 	expect(t, Node(&s, "v1", false))
-	s.Version, s.Ready = "v2", false
+	s.Notices = []api.Degraded{{What: "roce_open", Why: "a", Fix: "x"}}
+	expect(t, Node(&s, "v1", false))
+	s.Notices = append(s.Notices, api.Degraded{What: "gid_no_address", Why: "b", Fix: "x"})
+	expect(t, Node(&s, "v1", false), "warn gid_no_address: b")
+	s.Version, s.Ready, s.Notices = "v2", false, nil
 	s.Faults = []api.Fault{{ID: 3}}
 	s.Degraded = []api.Degraded{{What: "trunk_down", Why: "a", Fix: "x"}, {What: "slow_memory_access", Why: "b", Fix: "x"},
 		{What: "partition_differs", Why: "c", Fix: "x"}, {What: "vesw_lab", Why: "d", Fix: "x"},

@@ -38,6 +38,9 @@ func isSevere(name string) bool {
 	})
 }
 
+// misleading are the notices of a node as it should be on which programs may still fail.
+var misleading = []string{"gid_no_address"}
+
 // reported are the degraded states that the checks of the fabric find themselves.
 var reported = []string{"two_managers", "subnet_problems", "partition_differs", "link_lost", "no_way", "mtu_differs",
 	"fabric_port", "fabric_link"}
@@ -72,6 +75,11 @@ func Node(s *api.Status, program string, checked bool) []api.Finding {
 			level = api.LevelFail
 		}
 		l.add(level, d.What, d.Fix, "%s", d.Why)
+	}
+	for _, d := range s.Notices {
+		if slices.Contains(misleading, d.What) {
+			l.add(api.LevelWarn, d.What, d.Fix, "%s", d.Why)
+		}
 	}
 	for _, f := range s.Faults {
 		l.add(api.LevelWarn, "fault", fmt.Sprintf("weft fault delete %d", f.ID),

@@ -88,6 +88,11 @@ func (t *Table) Lookup(g ib.GID) (index int, ok bool) {
 	return i, i >= 0
 }
 
+// Outward returns the index of the first entry with an address that other hosts can reach, or -1.
+func (t *Table) Outward() int {
+	return slices.IndexFunc(t.Entries, func(e Entry) bool { return !e.LocalOnly && e.GID.Addr().IsGlobalUnicast() })
+}
+
 // IfIndex returns the interface of entry index if it still holds g, else that of any entry that does; 0 if none.
 func (t *Table) IfIndex(index uint8, g ib.GID) uint32 {
 	i := int(index)

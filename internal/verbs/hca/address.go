@@ -23,7 +23,8 @@ type AHAttr struct {
 	StaticRate   ib.Rate
 }
 
-// path resolves an address vector against the port's tables. EACCES: the port may not send there.
+// path resolves an address vector against the port's tables, and at this moment against the host's routes. EACCES: the
+// port may not send there. EINVAL, ENETUNREACH or EHOSTUNREACH: no packet from the source reaches the destination.
 func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	port := s.a.Port()
 	if port.native() {
@@ -44,6 +45,9 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	if port.own(v.DGID) {
 		p.Local, p.MaxRun = true, port.MaxLocalRun
 		return p, nil
+	}
+	if err := port.leaves(v.SGIDIndex, sgid, v.DGID, v.TrafficClass); err != nil {
+		return nil, err
 	}
 	// Of both ends, so that two nodes of one host find the same limit.
 	if limit := min(port.PathMTU(sgid), port.PathMTU(v.DGID)); limit < port.MTU {

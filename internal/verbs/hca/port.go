@@ -4,6 +4,7 @@ package hca
 
 import (
 	"slices"
+	"syscall"
 
 	"weft/internal/proto/ib"
 )
@@ -33,6 +34,9 @@ type Port struct {
 	OverFabric bool
 	// Allow is the addresses of other nodes that an Ethernet port exchanges packets with; nil: all.
 	Allow *ib.AddrSet
+	// Route returns an error if the host has no route for packets of an Ethernet port from an entry of GIDs to a GID; nil:
+	// there is always one. It must not wait.
+	Route func(src *GIDEntry, dst ib.GID, tclass uint8) error
 	// MaxRun bounds the payload of a burst towards other nodes, MaxLocalRun
 	// within the node.
 	MaxRun, MaxLocalRun uint32
@@ -83,6 +87,27 @@ func (p *Port) own(gid ib.GID) bool { return !p.WireLocal && p.Lookup(gid) >= 0 
 // have members on this node. The link decides about what of a group leaves the node.
 func (p *Port) Allows(gid ib.GID) bool {
 	return p.Allow == nil || p.Allow.Contains(&gid) || p.Lookup(gid) >= 0 || gid.IsMulticast()
+}
+
+// leaves returns an error if no packet can leave the node from an Ethernet port's GID at an index to another: the
+// source is no address of the host (EINVAL), or the host has no route. Groups have members on this node, and need none.
+func (p *Port) leaves(index uint8, src, dst ib.GID, tclass uint8) error {
+	if dst.IsMulticast() {
+		return nil
+	}
+	i := int(index)
+	if i >= len(p.GIDs) || p.GIDs[i].GID != src {
+		if i = p.Lookup(src); i < 0 {
+			return nil // a session's own address, of a segment that routes by it
+		}
+	}
+	if p.GIDs[i].LocalOnly {
+		return syscall.EINVAL
+	}
+	if p.Route == nil {
+		return nil
+	}
+	return p.Route(&p.GIDs[i], dst, tclass)
 }
 
 // SetGIDs derives the GID table of an InfiniBand port that is not published

@@ -257,7 +257,7 @@ func (l *Link) place(s *sender, p *ib.Path, v4 bool, size int) uint16 {
 	}
 	m = &s.msg[s.n]
 	var ifindex uint32
-	if a := p.DGID.Addr(); a.IsLinkLocalUnicast() && a.Is6() || a.IsMulticast() {
+	if linkLocal(p.DGID) || linkLocal(p.SGID) || p.DGID.IsMulticast() {
 		ifindex = l.ifindex(p.SGIDIndex, p.SGID)
 	}
 	n, c := putDest(m.name[:], m.ctrl[:], p, v4, l.peer, ifindex)
@@ -269,6 +269,12 @@ func (l *Link) place(s *sender, p *ib.Path, v4 bool, size int) uint16 {
 	s.n++
 	l.open = s
 	return 0
+}
+
+// linkLocal reports whether g is an IPv6 address of one link, which the interface must name.
+func linkLocal(g ib.GID) bool {
+	a := g.Addr()
+	return a.Is6() && a.IsLinkLocalUnicast()
 }
 
 // seal writes the ICRCs of the packets that lay has just written.
