@@ -624,8 +624,11 @@ bool weft_arena_contains(const void *p, size_t n)
 
 bool weft_arena_torn(const void *p, size_t n)
 {
-	const char *a = p, *end = a + n;
+	const char *a = p, *end;
 
+	if (n > UINTPTR_MAX - (uintptr_t)p)
+		return false; /* the range wraps around, and so is no memory */
+	end = a + n;
 	while (a < end && arena_overlaps(a, (size_t)(end - a))) {
 		struct chunk *c = find(a);
 

@@ -43,6 +43,11 @@ struct weft_ctx {
 	uint32_t imports;              /* of the context, by this process; the list's lock guards it */
 	uint32_t cq_gen;
 
+	struct weft_lock maps_lock;
+	struct weft_fd maps;           /* /proc/self/maps */
+	bool maps_text;                /* PROCMAP_QUERY does not work on it */
+	uint64_t nameless[16];         /* files that were mapped and have no name */
+
 	struct weft_lock mr_lock;
 	struct weft_mr **mr_hash;      /* by lkey */
 	uint32_t mr_hash_mask, mr_count;
@@ -116,8 +121,28 @@ int weft_session_request(struct weft_ctx *ctx, uint32_t request, const void *pay
 int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out,
 		 size_t outlen);
 
+/* The same; calls meanwhile(arg) once the node has the command, while it executes it. The lock of commands is held
+ * then. meanwhile is not called if the command cannot be sent. */
+int weft_command_beside(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out, size_t outlen,
+			void (*meanwhile)(void *arg), void *arg);
+
 /* Announces arena chunks made since the last call. Returns 0 or an errno. */
 int weft_announce_arena(struct weft_ctx *ctx);
+
+/* Whether the program itself may access memory as a registration has to. */
+enum weft_reach {
+	WEFT_REACHED,
+	WEFT_UNMAPPED,     /* not all of it is mapped */
+	WEFT_UNREADABLE,   /* part of it is not readable */
+	WEFT_READ_ONLY,    /* part of it is not writable, and write was set */
+	WEFT_PAST_FILE,    /* part of it lies behind the end of the file that is mapped */
+	WEFT_UNKNOWN,      /* /proc/self/maps cannot be read */
+};
+
+/* Opens the list of mappings, while the program can: it may chroot later. */
+void weft_reach_open(struct weft_ctx *ctx);
+/* Looks at n bytes of the program. sized: no file behind them is too short. Touches no page, keeps errno. */
+enum weft_reach weft_reach(struct weft_ctx *ctx, const void *p, size_t n, bool write, bool sized);
 
 void weft_kick(struct weft_ctx *ctx);
 

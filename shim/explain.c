@@ -248,13 +248,29 @@ void weft_explain_open(const char *device, const char *dir, int err)
 void weft_explain_reg_mr(struct ibv_context *c, const void *addr, size_t len, unsigned int access,
 			 int err)
 {
+	static const struct {
+		const char *why, *fix;
+	} reach[] = {
+		[WEFT_UNMAPPED] = { "not all of the %zu bytes at %p are mapped in the program",
+				    "register memory that is allocated" },
+		[WEFT_UNREADABLE] = { "not all of the %zu bytes at %p are readable (PROT_READ)",
+				      "make them readable with mprotect before" },
+		[WEFT_READ_ONLY] = { "not all of the %zu bytes at %p are writable (PROT_WRITE), and the access flags ask for writing",
+				     "map them writable, or leave out every access flag but IBV_ACCESS_REMOTE_READ" },
+		[WEFT_PAST_FILE] = { "not all of the %zu bytes at %p lie within the file that is mapped there",
+				     "extend the file with ftruncate before" },
+		[WEFT_UNKNOWN] = { "what the program may do with the %zu bytes at %p is in /proc/self/maps, which cannot be read",
+				   "mount proc in the root directory of the program, or open the device before chroot" },
+	};
 	const char *call = "ibv_reg_mr";
+	enum weft_reach r = WEFT_REACHED;
 
 	if (!weft_explains())
 		return;
-	if (err == EFAULT)
-		weft_explain(c, call, err, "register memory that is allocated",
-			     "not all of the %zu bytes at %p are mapped in the program", len, addr);
+	if (!weft_dead(weft_ctx(c)) && (err == EFAULT || err == EPERM))
+		r = weft_mr_reach(weft_ctx(c), addr, len, access);
+	if (r != WEFT_REACHED)
+		weft_explain(c, call, err, reach[r].fix, reach[r].why, len, addr);
 	else if (access & IBV_ACCESS_ON_DEMAND)
 		weft_explain(c, call, err, "leave IBV_ACCESS_ON_DEMAND out",
 			     "the device has no on-demand paging");

@@ -3,7 +3,6 @@
 #include "weft.h"
 
 #include <endian.h>
-#include <sys/mman.h>
 
 /* ---- memory regions ---- */
 
@@ -112,31 +111,60 @@ static int access_of(unsigned int access, uint32_t *out)
 	return 0;
 }
 
-/* Whether every page of a range is mapped, with any protection. msync(2) with
- * MS_ASYNC writes nothing: it walks the mappings of the range, not its pages, and
- * returns ENOMEM at the first gap. */
-static bool mapped(const void *addr, size_t len)
-{
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)addr & ~(page - 1);
-	uintptr_t end = (uintptr_t)addr + len;
-	int saved = errno;
-	bool ok = end >= from && syscall(SYS_msync, from, end - from, MS_ASYNC) == 0;
+/* The rights for which the kernel pins pages for writing (ib_access_writable). */
+#define WRITES (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND)
 
-	errno = saved;
-	return ok;
+enum weft_reach weft_mr_reach(struct weft_ctx *ctx, const void *addr, size_t len, unsigned int access)
+{
+	return weft_reach(ctx, addr, len, access & WRITES, weft_arena_contains(addr, len));
 }
 
-/* Validates the memory of a region and ensures that the node can tell arena
- * memory from other memory. Returns 0 or an errno; EFAULT, as with hardware, where
- * the program has nothing mapped. Memory that is unmapped later is detected when
- * the node accesses it. */
-static int reachable(struct weft_ctx *ctx, const void *addr, size_t len)
+/* Ensures that the node can tell arena memory from other memory. Returns 0 or an errno. */
+static int announce(struct weft_ctx *ctx, const void *addr, size_t len)
 {
 	if (weft_arena_contains(addr, len))
 		return weft_announce_arena(ctx);
-	if (weft_arena_torn(addr, len))
-		return EINVAL;
-	return mapped(addr, len) ? 0 : EFAULT;
+	return weft_arena_torn(addr, len) ? EINVAL : 0;
+}
+
+/* The memory of a region, and what the program may do with it. */
+struct look {
+	struct weft_ctx *ctx;
+	const void *addr;
+	size_t len;
+	unsigned int access;
+	enum weft_reach found;
+};
+
+static void look(void *arg)
+{
+	struct look *l = arg;
+
+	l->found = weft_mr_reach(l->ctx, l->addr, l->len, l->access);
+}
+
+/* The errno of a registration: EFAULT, as with hardware, if the program itself may not access the memory as the rights
+ * let others do. Memory that is unmapped or protected later is detected when the node accesses it. */
+static int refusal(enum weft_reach found)
+{
+	return found == WEFT_REACHED ? 0 : found == WEFT_UNKNOWN ? EPERM : EFAULT;
+}
+
+/* Makes a region. The library looks at the memory while the node executes the command, which takes as long; the key
+ * of a region that is refused then was never returned. Returns 0 or an errno. */
+static int make_region(struct weft_ctx *ctx, const struct weft_cmd_reg_mr_va *in, struct weft_mr_result *made)
+{
+	struct look l = { ctx, (const void *)(uintptr_t)in->va, in->length, in->access, WEFT_REACHED };
+	int err = announce(ctx, l.addr, l.len);
+
+	if (!err)
+		err = weft_command_beside(ctx, WEFT_CMD_REG_MR_VA, in, sizeof(*in), made, sizeof(*made), look, &l);
+	if (!err && (err = refusal(l.found))) {
+		struct weft_cmd_dereg_mr rm = { .mrn = made->mrn };
+
+		weft_command(ctx, WEFT_CMD_DEREG_MR, &rm, sizeof(rm), NULL, 0);
+	}
+	return err;
 }
 
 WEFT_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
@@ -154,11 +182,9 @@ WEFT_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_
 	m = calloc(1, sizeof(*m));
 	if (!m)
 		return NULL;
-	if ((err = access_of(access, &in.access)) || (err = reachable(ctx, addr, length)))
-		goto fail;
+	err = access_of(access, &in.access);
 	in.iova = in.access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
-	err = weft_command(ctx, WEFT_CMD_REG_MR_VA, &in, sizeof(in), &made, sizeof(made));
-	if (err)
+	if (err || (err = make_region(ctx, &in, &made)))
 		goto fail;
 	m->mr = (struct ibv_mr){
 		.context = pd->context,
@@ -211,8 +237,13 @@ WEFT_PUBLIC int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, vo
 		err = EINVAL;
 	if (!err && flags & IBV_REREG_MR_CHANGE_ACCESS)
 		err = access_of((unsigned int)access, &in.access);
-	if (!err && flags & IBV_REREG_MR_CHANGE_TRANSLATION)
-		err = reachable(ctx, addr, length);
+	if (!err && flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+		err = announce(ctx, addr, length);
+		if (!err)
+			err = refusal(weft_mr_reach(ctx, addr, length, in.access));
+	} else if (!err && in.access & WRITES && !(m->access & WRITES)) {
+		err = refusal(weft_mr_reach(ctx, mr->addr, mr->length, in.access));
+	}
 	if (err) {
 		errno = err;
 		return IBV_REREG_MR_ERR_INPUT;

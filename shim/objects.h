@@ -46,6 +46,9 @@ struct weft_mr_hint {
 
 bool weft_mr_lookup(struct weft_ctx *ctx, uint32_t lkey, struct weft_mr_hint *out);
 
+/* Whether the program may access memory as a region with these rights has to. */
+enum weft_reach weft_mr_reach(struct weft_ctx *ctx, const void *addr, size_t len, unsigned int access);
+
 struct weft_mw {
 	struct ibv_mw mw;
 };

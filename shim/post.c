@@ -38,13 +38,45 @@ static void copy_inline(struct weft_sq_hdr *e, const struct ibv_sge *sg, uint32_
 	}
 }
 
+/* The page that was last found readable in the same call, so that a list of requests
+ * costs one system call for each page. */
+typedef uintptr_t weft_page;
+#define WEFT_PAGE ((uintptr_t)4096) /* the smallest that a page can be */
+#define NO_PAGE   ((weft_page)1)
+
+/*
+ * Whether the n bytes at p can be read: memory may be unmapped or protected after its
+ * registration, which ends a program that reads it. The kernel can tell without a signal:
+ * rt_sigprocmask reads a word of the caller before it refuses an unknown operation, EFAULT
+ * or EINVAL, and changes nothing. An aligned word lies in one page.
+ */
+static bool readable(const void *p, uint32_t n, weft_page *known)
+{
+	uintptr_t at = (uintptr_t)p & ~(uintptr_t)7, last = (uintptr_t)p + n - 1;
+	int saved = errno;
+	bool ok = true;
+
+	for (; ok && at <= last; at = (at | (WEFT_PAGE - 1)) + 1) {
+		if (at / WEFT_PAGE * WEFT_PAGE == *known)
+			continue;
+		errno = 0;
+		syscall(SYS_rt_sigprocmask, -1, at, NULL, 8);
+		ok = errno == EINVAL;
+		if (ok)
+			*known = at / WEFT_PAGE * WEFT_PAGE;
+	}
+	errno = saved;
+	return ok;
+}
+
 /*
  * Payloads that fit are copied when posted: that is far cheaper than the node
  * reaching into this process. Not behind a fence, where the payload may be what
- * a READ still brings, and not with a key the node would refuse.
+ * a READ still brings, not with a key the node would refuse, and not from memory that
+ * cannot be read: the node completes that request as it does a large one.
  */
 static bool copy_checked(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq_hdr *e,
-			 const struct ibv_sge *sg, uint32_t n)
+			 const struct ibv_sge *sg, uint32_t n, weft_page *known)
 {
 	uint8_t *to = (uint8_t *)e->sge;
 	uint32_t total = 0;
@@ -57,7 +89,7 @@ static bool copy_checked(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq
 		if (!sg[i].length)
 			continue;
 		from = resolve(ctx, q, &sg[i]);
-		if (!from)
+		if (!from || !readable(from, sg[i].length, known))
 			return false;
 		memcpy(to + total, from, sg[i].length);
 		total += sg[i].length;
@@ -76,14 +108,14 @@ static inline bool carries(uint8_t opcode)
 
 /* The gather list of an element with a complete header. */
 static inline void put_list(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq_hdr *e,
-			    const struct ibv_sge *sg, uint32_t n)
+			    const struct ibv_sge *sg, uint32_t n, weft_page *known)
 {
 	_Static_assert(sizeof(struct ibv_sge) == sizeof(struct weft_sge) &&
 		       offsetof(struct ibv_sge, length) == offsetof(struct weft_sge, length) &&
 		       offsetof(struct ibv_sge, lkey) == offsetof(struct weft_sge, lkey),
 		       "the same layout");
 	if (n && carries(e->opcode) && !(e->send_flags & WEFT_SEND_FENCE) &&
-	    copy_checked(ctx, q, e, sg, n))
+	    copy_checked(ctx, q, e, sg, n, known))
 		return;
 	e->num_sge = n;
 	memcpy(e->sge, sg, n * sizeof(*sg));
@@ -106,7 +138,7 @@ static int put_bind(struct weft_sq_hdr *e, uint32_t rkey, const struct ibv_mw_bi
 
 /* Fills one slot. Returns 0 or the errno of a request that cannot be. */
 static inline int put_send(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq_hdr *e,
-			   const struct ibv_send_wr *wr)
+			   const struct ibv_send_wr *wr, weft_page *known)
 {
 	uint32_t n = (uint32_t)wr->num_sge;
 
@@ -172,7 +204,7 @@ static inline int put_send(struct weft_ctx *ctx, struct weft_qp *q, struct weft_
 		e->send_flags |= WEFT_SEND_INLINE;
 		return 0;
 	}
-	put_list(ctx, q, e, wr->sg_list, n);
+	put_list(ctx, q, e, wr->sg_list, n, known);
 	return 0;
 }
 
@@ -186,6 +218,7 @@ int weft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 	struct weft_qp *q = to_weft_qp(qp);
 	struct weft_ctx *ctx = weft_ctx(qp->context);
 	struct weft_ring *r = &q->sq;
+	weft_page known = NO_PAGE;
 	int err = 0;
 
 	if (unlikely(weft_dead(ctx) || !may_send(qp))) {
@@ -197,7 +230,7 @@ int weft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 		if (unlikely(!has_room(r, r->head)))
 			err = ENOMEM;
 		else
-			err = put_send(ctx, q, (struct weft_sq_hdr *)(void *)weft_slot(r, r->head), wr);
+			err = put_send(ctx, q, (struct weft_sq_hdr *)(void *)weft_slot(r, r->head), wr, &known);
 		if (unlikely(err)) {
 			*bad = wr;
 			break;
@@ -441,13 +474,14 @@ static void wr_set_ud_addr(struct ibv_qp_ex *x, struct ibv_ah *ah, uint32_t qpn,
 static void wr_set_sge_list(struct ibv_qp_ex *x, size_t n, const struct ibv_sge *sg)
 {
 	struct weft_qp *q = of_ex(x);
+	weft_page known = NO_PAGE;
 
 	if (!building(q))
 		return;
 	if (n > q->max_send_sge)
 		q->ex_err = EINVAL;
 	else
-		put_list(weft_ctx(q->qp.context), q, current(q), sg, (uint32_t)n);
+		put_list(weft_ctx(q->qp.context), q, current(q), sg, (uint32_t)n, &known);
 }
 
 static void wr_set_sge(struct ibv_qp_ex *x, uint32_t lkey, uint64_t addr, uint32_t length)

@@ -192,8 +192,8 @@ static int await_answer(struct weft_ctx *ctx)
 	return 0;
 }
 
-int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out,
-		 size_t outlen)
+int weft_command_beside(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out, size_t outlen,
+			void (*meanwhile)(void *arg), void *arg)
 {
 	struct weft_ring *r = &ctx->ctlq;
 	int saved = errno, err;
@@ -219,6 +219,8 @@ int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen
 	r->head++;
 	weft_ring_publish(r);
 	weft_ring_bell(ctx, r->index);
+	if (meanwhile)
+		meanwhile(arg);
 	err = await_answer(ctx);
 	if (!err && res[0] != WEFT_ACK_OK)
 		err = ctx->ext & 1ull << WEFT_CAP_ERRNO_ACK ? res[0] : EIO;
@@ -229,6 +231,12 @@ int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen
 		weft_log("command %u: %s", cmd, strerror(err));
 	errno = saved;
 	return err;
+}
+
+int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out,
+		 size_t outlen)
+{
+	return weft_command_beside(ctx, cmd, in, inlen, out, outlen, NULL, NULL);
 }
 
 static int control_queue(struct weft_ctx *ctx)
@@ -413,7 +421,8 @@ int weft_session_open(struct weft_ctx *ctx, const char *path)
 	uint64_t mask;
 	int err;
 
-	ctx->sock = ctx->kick = ctx->call = WEFT_NO_FD;
+	ctx->sock = ctx->kick = ctx->call = ctx->maps = WEFT_NO_FD;
+	weft_reach_open(ctx);
 	if ((err = connect_to(ctx, path, &node)) || (err = negotiate(ctx)) ||
 	    (err = doorbell_area(ctx)) || (err = process_memory(ctx, &node)) ||
 	    (err = control_queue(ctx)) ||
@@ -447,6 +456,7 @@ void weft_session_drop(struct weft_ctx *ctx)
 	weft_fd_close(&ctx->sock);
 	weft_fd_close(&ctx->kick);
 	weft_fd_close(&ctx->call);
+	weft_fd_close(&ctx->maps);
 }
 
 void weft_session_close(struct weft_ctx *ctx)

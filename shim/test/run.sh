@@ -98,11 +98,12 @@ fake="$here/fake_node.c $here/fake_rings.c $here/fake_qp.c $here/fake_commands.c
 
 # The verbs, against a fake node: the library preloaded into an ordinary program,
 # and its parts linked in with the sanitizers (without the interposed malloc).
-verbs="$here/verbs_test.c $here/verbs_end_test.c $fake"
+verbs="$here/verbs_test.c $here/verbs_memory_test.c $here/verbs_end_test.c $fake"
 $cc $flags -O1 $verbs -libverbs -o "$out/verbs_test"
 $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/verbs.so"
 "$out/verbs_test" "$out/verbs.so"
 "$out/verbs_test" "$out/verbs.so" closed
+"$out/verbs_test" "$out/verbs.so" text
 
 # Verbs of newer versions of libibverbs, and of one that does not exist yet.
 $cc $flags -O1 -fPIC -shared -fvisibility=hidden "$here/later_libibverbs.c" -o "$out/liblater.so"
@@ -163,6 +164,7 @@ parts=$(ls "$shim"/*.c | grep -v arena_libc)
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \
 	-libverbs -ldl -o "$out/verbs_asan"
 "$out/verbs_asan" ""
+"$out/verbs_asan" "" text
 
 # The library in libibverbs' place: every symbol, and what it has beyond the others.
 "$shim/replacement/generate.sh" map >"$out/replacement.map"

@@ -639,9 +639,14 @@ int main(int argc, char **argv)
 	mr = ibv_reg_mr(pd, buf, BUF, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC);
 	CHECK(pd && mr);
-	if (argc > 2) {
+	if (argc > 2 && !strcmp(argv[2], "closed")) {
 		test_closed();
 		return finish("verbs, descriptors closed");
+	}
+	if (argc > 2) {
+		before_6_11();
+		test_memory();
+		return finish("verbs, mappings read as text");
 	}
 	test_queries();
 	test_rc();
@@ -654,6 +659,7 @@ int main(int argc, char **argv)
 	test_ex();
 	test_ud();
 	test_mr();
+	test_memory();
 	test_threads();
 	test_numbers();
 	test_fork();

@@ -91,6 +91,11 @@ static inline int recv_one(struct ibv_qp *qp, uint64_t id, uint8_t *to, uint32_t
 	return ibv_post_recv(qp, &wr, &bad);
 }
 
+/* verbs_memory_test.c */
+void test_memory(void);
+/* Hides the ioctl of Linux 6.11 that looks mappings up. */
+void before_6_11(void);
+
 /* verbs_end_test.c */
 void test_fork(void);
 void test_lost(void);
