@@ -4,13 +4,6 @@ package procmem
 
 import "unsafe"
 
-// address returns where mapped memory lies.
-func address(b []byte) uint64 {
-	// Safe: the pointer is only looked at as a number, of memory that the
-	// collector does not move.
-	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-}
-
 // textAddress returns the address of this program's text, which every process
 // of this binary has mapped there.
 func textAddress() uint64 {

@@ -32,7 +32,8 @@ const (
 type layout struct {
 	Probe uint64 // the probe word
 	Area  uint64 // areaSize bytes, byte i is pattern(i); behind it one page that is not mapped
-	RO    uint64 // one page that is not writable
+	// Shared is one page of shared memory that is not writable any more.
+	Shared uint64
 }
 
 func pattern(i int) byte { return byte(i*7 + i>>8) }
@@ -73,9 +74,10 @@ func client() {
 	if e != 0 {
 		must(e)
 	}
-	ro, err := unix.Mmap(-1, 0, page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+	shared, err := unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 	must(err)
-	lay.RO = address(ro)
+	must(unix.Mprotect(shared, unix.PROT_READ))
+	lay.Shared = address(shared)
 
 	conn, err := net.FileConn(os.NewFile(3, "socket"))
 	must(err)
@@ -95,6 +97,13 @@ func client() {
 			must(unix.Exec("/proc/self/exe", os.Args, os.Environ()))
 		case cmd == "exit":
 			os.Exit(0)
+		case strings.HasPrefix(cmd, "protect"):
+			var prot int
+			_, err := fmt.Sscanf(cmd, "protect %d %d %d", &off, &n, &prot)
+			must(err)
+			must(unix.Mprotect(area[off:off+n], prot))
+			_, err = fmt.Fprintln(conn, "done")
+			must(err)
 		default:
 			_, err := fmt.Sscanf(cmd, "get %d %d", &off, &n)
 			must(err)
@@ -223,6 +232,17 @@ func (p *proc) space(t testing.TB, vm bool) *Space {
 		t.Fatalf("method %q, want process_vm %v", s.Method(), vm)
 	}
 	return s
+}
+
+// protect changes the protection of pages of the client's area.
+func (p *proc) protect(t testing.TB, off, n, prot int) {
+	t.Helper()
+	if _, err := fmt.Fprintf(p.conn, "protect %d %d %d\n", off, n, prot); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := p.in.ReadString('\n'); err != nil || line != "done\n" {
+		t.Fatalf("protect: %q, %v", line, err)
+	}
 }
 
 // get returns the bytes that the client reads in its own area.

@@ -72,6 +72,8 @@ type Space struct {
 	start  time.Time
 	probed atomic.Int64 // when alive last looked, since start; not before the first look
 
+	protection atomic.Int32 // what was in the way of the last call that failed, if it may have been protection
+
 	closed atomic.Bool
 	users  atomic.Int32 // calls that use fd, and one for Close to give back
 	ended  atomic.Uint64
@@ -301,14 +303,15 @@ func (s *Space) ReadV(addr uint64, dst [][]byte) error {
 	}
 	for _, d := range dst {
 		if !s.read(addr, d) {
-			return mem.ErrFault
+			return s.fault(addr, false)
 		}
 		addr += uint64(len(d))
 	}
 	return nil
 }
 
-// read and write move one range through the memory descriptor, whole or not.
+// read and write move one range through the memory descriptor, whole or not. They reach pages of any protection, if
+// the kernel forces access for the descriptor of a process (see Protection).
 func (s *Space) read(addr uint64, d []byte) bool {
 	for len(d) > 0 {
 		n, err := unix.Pread(s.fd, d, int64(addr))
@@ -343,7 +346,7 @@ func (s *Space) readSmall(addr uint64, dst [][]byte, total int) error {
 	var b [smallMax]byte
 	p := b[:total]
 	if !s.read(addr, p) {
-		return mem.ErrFault
+		return s.fault(addr, false)
 	}
 	for _, d := range dst {
 		p = p[copy(d, p):]
@@ -375,9 +378,16 @@ func (s *Space) readVM(addr uint64, dst [][]byte) error {
 		remote[0] = unix.RemoteIovec{Base: uintptr(addr), Len: want}
 		got, err := unix.ProcessVMReadv(s.pid, local[:n], remote[:], 0)
 		if err != nil || got <= 0 {
-			return mem.ErrFault
+			// The pages are protected, or not there.
+			for len(dst[0]) == skip {
+				dst, skip = dst[1:], 0
+			}
+			if !s.read(addr, dst[0][skip:]) {
+				return s.fault(addr, false)
+			}
+			got = len(dst[0]) - skip
 		}
-		// A short count is the kernel's limit or a hole; the next call distinguishes them.
+		// A short count is the kernel's limit, or protected pages, or a hole; the next call distinguishes them.
 		addr += uint64(got)
 		got += skip
 		for len(dst) > 0 && got >= len(dst[0]) {
@@ -424,7 +434,7 @@ func (s *Space) writeRun(w []mem.Write) (int, error) {
 	}
 	for i := range w {
 		if !s.write(w[i].Addr, w[i].Data) {
-			return i, mem.ErrFault
+			return i, s.fault(w[i].Addr, true)
 		}
 	}
 	return len(w), nil
@@ -463,8 +473,8 @@ func (s *Space) writeVM(w []mem.Write) (int, error) {
 			return done, mem.ErrFault
 		}
 		got, err := unix.ProcessVMWritev(s.pid, local[:n], remote[:r], 0)
-		// A short count is the kernel's limit or a hole; the next call, which starts with the write it
-		// ended in, distinguishes them.
+		// A short count is the kernel's limit, or protected pages, or a hole; the next call, which starts with
+		// the write it ended in, distinguishes them.
 		if err == nil && got > 0 {
 			got += skip
 			for done < len(w) && got >= len(w[done].Data) {
@@ -474,13 +484,66 @@ func (s *Space) writeVM(w []mem.Write) (int, error) {
 			skip = got
 			continue
 		}
-		for done < len(w) && len(w[done].Data) == 0 {
-			done++
+		for len(w[done].Data) == skip {
+			done, skip = done+1, 0
 		}
-		return done, mem.ErrFault
+		if a := w[done].Addr + uint64(skip); !s.write(a, w[done].Data[skip:]) {
+			return done, s.fault(a, true)
+		}
+		done, skip = done+1, 0
 	}
 	return len(w), nil
 }
+
+// What may have been in the way of a call that failed.
+const (
+	unprotected int32 = iota
+	sharedPages
+	unforced
+)
+
+// fault notes what may have been in the way of an access at addr, and returns mem.ErrFault.
+func (s *Space) fault(addr uint64, write bool) error {
+	var b [1]byte
+	switch {
+	case !forced():
+		s.protection.Store(unforced)
+	case write && s.read(addr, b[:]):
+		s.protection.Store(sharedPages)
+	}
+	return mem.ErrFault
+}
+
+// Protection returns why a call may have failed at memory that the process has protected, for status output; nothing
+// if none has.
+func (s *Space) Protection() string {
+	switch s.protection.Load() {
+	case sharedPages:
+		return "a request failed at shared memory that the process has made read-only since its registration"
+	case unforced:
+		return "a request failed at memory that the process has unmapped or protected since its registration, and " +
+			"the kernel lets no access through protection (proc_mem.force_override)"
+	}
+	return ""
+}
+
+// forced reports whether the kernel lets the descriptor of a process reach pages whatever their protection. Linux 6.12
+// and later can forbid it for all processes, so that this process stands for all.
+var forced = sync.OnceValue(func() bool {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return true
+	}
+	defer unix.Munmap(page)
+	f, err := os.Open("/proc/self/mem")
+	if err != nil {
+		return true
+	}
+	defer f.Close()
+	var b [1]byte
+	_, err = f.ReadAt(b[:], int64(address(page)))
+	return err == nil
+})
 
 // words are locks that make the atomics on unmapped memory exclude each other. A lock covers one word
 // of every page: two mappings of the same memory, in one process or in several, have equal offsets
@@ -520,13 +583,13 @@ func (s *Space) modify(addr uint64, f func(old uint64) (uint64, bool)) (uint64, 
 	defer mu.Unlock()
 	var b [8]byte
 	if !s.read(addr, b[:]) {
-		return 0, mem.ErrFault
+		return 0, s.fault(addr, false)
 	}
 	old := binary.NativeEndian.Uint64(b[:])
 	if v, ok := f(old); ok {
 		binary.NativeEndian.PutUint64(b[:], v)
 		if !s.write(addr, b[:]) {
-			return 0, mem.ErrFault
+			return 0, s.fault(addr, true)
 		}
 	}
 	return old, nil

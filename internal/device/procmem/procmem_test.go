@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"weft/internal/proto/condtest"
 	"weft/internal/proto/mem"
 )
@@ -199,14 +201,77 @@ func TestWriteFaults(t *testing.T) {
 	})
 }
 
-// TestReadOnly: process_vm calls respect page protection. The descriptor does
-// not, which is why only the access rights of a Region protect a client.
-func TestReadOnly(t *testing.T) {
+// TestProtected: memory that the client has protected stays reachable, by requests of every size: what protects a
+// client are the access rights of a Region.
+func TestProtected(t *testing.T) {
+	both(t, func(t *testing.T, p *proc, s *Space) {
+		// A batch in which the first, a middle and the last write meet protection, as a whole or in part.
+		p.protect(t, 5*4096, 4*4096, unix.PROT_READ)
+		p.protect(t, 20*4096, 4*4096, unix.PROT_NONE)
+		for _, size := range []int{1, 64, smallMax, smallMax + 1, 3 * smallMax} {
+			var offs, lens []int
+			for _, page := range []int{6, 1, 21, 8, 19, 22, 23} {
+				offs, lens = append(offs, page*4096+17), append(lens, size)
+			}
+			w := make([]mem.Write, len(offs))
+			for i, off := range offs {
+				w[i] = mem.Write{Addr: p.Area + uint64(off), Data: fill(make([]byte, lens[i]), byte(i+size))}
+			}
+			if n, err := s.WriteV(w); n != len(w) || err != nil {
+				t.Fatalf("%d writes of %d bytes = %d, %v", len(w), size, n, err)
+			}
+			last := w[len(w)-1]
+			got := [][]byte{make([]byte, size/3), nil, make([]byte, size-size/3)}
+			if err := s.ReadV(last.Addr, got); err != nil || !bytes.Equal(bytes.Join(got, nil), last.Data) {
+				t.Errorf("read of %d protected bytes: %v", size, err)
+			}
+		}
+		if v, err := s.FetchAdd(p.Area+21*4096, 1); err != nil {
+			t.Errorf("fetch and add: %v", err)
+		} else if again, err := s.CompareSwap(p.Area+21*4096, v+1, v); err != nil || again != v+1 {
+			t.Errorf("compare and swap: %d, %v", again, err)
+		}
+		if why := s.Protection(); why != "" {
+			t.Errorf("nothing failed, but: %s", why)
+		}
+		p.protect(t, 20*4096, 4*4096, unix.PROT_READ)
+		before := bytes.Repeat([]byte{9}, 8192)
+		if n, err := s.WriteV([]mem.Write{{Addr: p.Area + 20*4096, Data: before}}); n != 1 || err != nil {
+			t.Fatalf("write = %d, %v", n, err)
+		}
+		if !bytes.Equal(p.get(t, 20*4096, 8192), before) {
+			t.Error("the client does not see what was written to its protected memory")
+		}
+	})
+}
+
+// TestProtection: what the kernel does not let through has its reason in the status.
+func TestProtection(t *testing.T) {
+	both(t, func(t *testing.T, p *proc, s *Space) {
+		for _, size := range []int{8, 4096} {
+			w := []mem.Write{{Addr: p.Shared, Data: make([]byte, size)}}
+			if n, err := s.WriteV(w); n != 0 || err != mem.ErrFault {
+				t.Errorf("write of %d bytes to shared memory that is read-only = %d, %v", size, n, err)
+			}
+		}
+		if why := s.Protection(); !strings.Contains(why, "shared memory") {
+			t.Errorf("reason %q", why)
+		}
+	})
 	p := start(t, 0)
 	s := p.space(t, true)
-	w := []mem.Write{{Addr: p.RO, Data: []byte{1}}, {Addr: p.RO + 8, Data: []byte{1}}}
-	if n, err := s.WriteV(w); n != 0 || err != mem.ErrFault {
-		t.Errorf("process_vm write to a read-only page = %d, %v", n, err)
+	if err := s.ReadV(p.Area+areaSize, [][]byte{make([]byte, 8)}); err != mem.ErrFault || s.Protection() != "" {
+		t.Errorf("read of memory that is not there: %v, reason %q", err, s.Protection())
+	}
+	forces := forced
+	defer func() { forced = forces }()
+	if !forced() {
+		t.Error("this kernel forces no access to protected memory: the tests before cannot hold")
+	}
+	forced = func() bool { return false }
+	if err := s.ReadV(p.Area+areaSize, [][]byte{make([]byte, 8)}); err != mem.ErrFault ||
+		!strings.Contains(s.Protection(), "proc_mem.force_override") {
+		t.Errorf("where the kernel forces nothing: %v, reason %q", err, s.Protection())
 	}
 }
 

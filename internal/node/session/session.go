@@ -400,6 +400,15 @@ func (d *Session) slow() string {
 	return ""
 }
 
+// protection returns why a request of the client's failed at memory that it has protected, else nothing.
+func (d *Session) protection() string {
+	p := d.process()
+	if p == nil {
+		return ""
+	}
+	return p.Protection()
+}
+
 // Comm reads the name of a process; empty where there is none.
 func Comm(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))

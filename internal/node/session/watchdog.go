@@ -117,6 +117,11 @@ func (r *Registry) Degraded() (list []api.Degraded) {
 				d.pid, m),
 				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
 		}
+		if why := d.protection(); why != "" {
+			list = append(list, api.Degraded{What: "protected_memory", Why: fmt.Sprintf("%s (pid %d): %s", d.comm, d.pid,
+				why),
+				Fix: "end the registration before the memory is protected, or weft run --arena -- PROGRAM"})
+		}
 	}
 	return append(list, r.shortages(time.Now())...)
 }

@@ -251,6 +251,15 @@ static void new_buf(struct exec *x, struct msg *m)
 	m->u[0] = (uintptr_t)b->map + off;
 }
 
+/* protect_pages gives all pages of a range a protection. */
+static void protect_pages(struct msg *m)
+{
+	uint64_t from = m->u[0] & ~4095ull;
+
+	if (mprotect((void *)(uintptr_t)from, m->u[0] + m->u[1] - from, m->i[0]))
+		m->rc = errno;
+}
+
 static bool same(struct xbuf *b, uint64_t *at)
 {
 	if (!memcmp(b->map, b->shadow, b->map_len))
@@ -591,6 +600,9 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		break;
 	case OP_BUF:
 		new_buf(x, m);
+		break;
+	case OP_PROTECT:
+		protect_pages(m);
 		break;
 	case OP_UNMAP:
 		b = xbuf(x, m->id);

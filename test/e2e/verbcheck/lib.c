@@ -71,6 +71,13 @@ struct buf make_buf(struct end *e, uint64_t len, unsigned misalign)
 	return (struct buf){ m.id, m.u[0], len };
 }
 
+void protect(struct end *e, struct buf b, uint64_t off, uint64_t len, int prot)
+{
+	struct msg m = { .op = OP_PROTECT, .u = { b.addr + off, len }, .i = { prot } };
+	call(e, &m, NULL, 0, NULL, 0);
+	must(e, &m, "mprotect");
+}
+
 struct buf make_big(struct end *e, uint64_t len)
 {
 	struct msg m = { .op = OP_BUF, .u = { len }, .i = { 0, 1 } };

@@ -149,8 +149,8 @@ int main(int argc, char **argv)
 	const char *dev = NULL, *port = "18550", *server = NULL, *only[32], *without[32];
 	int ib_port = 1, gid = NONE, nonly = 0, nwithout = 0, count[3] = { 0 };
 	bool v6 = false, local = false, list = false, rxe = false;
-	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, window_tests,
-		unreliable_tests, mcast_tests, event_tests };
+	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, memory_tests,
+		window_tests, unreliable_tests, mcast_tests, event_tests };
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);

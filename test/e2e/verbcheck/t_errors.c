@@ -30,9 +30,7 @@ static void untouched(struct conn *c, const char *what)
 	}
 }
 
-/* fails posts w, another unsignalled request behind it, and expects the status,
- * then the flush of the second. */
-static void fails(struct conn *c, struct swr *w, enum ibv_wc_status st)
+void fails(struct conn *c, struct swr *w, enum ibv_wc_status st)
 {
 	struct side *s = &c->s[0];
 	struct swr list[2] = { *w, swr(c, IBV_WR_RDMA_WRITE, 0) };

@@ -31,7 +31,7 @@ enum op {
 	OP_HELLO = 1, OP_BYE, OP_RESET,
 	OP_QUERY_DEVICE, OP_QUERY_PORT, OP_QUERY_GID, OP_QUERY_PKEY, OP_REOPEN,
 	OP_PD, OP_PD_FREE,
-	OP_BUF, OP_UNMAP, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
+	OP_BUF, OP_PROTECT, OP_UNMAP, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
 	OP_MR, OP_MR_FREE, OP_MR_REREG, OP_MW, OP_MW_FREE, OP_MW_BIND,
 	OP_CHANNEL, OP_CHANNEL_FREE,
 	OP_CQ, OP_CQ_FREE, OP_CQ_RESIZE, OP_ARM, OP_EVENT, OP_POLL,
@@ -139,6 +139,8 @@ uint64_t rnd_below(uint64_t n);
 int make_pd(struct end *e);
 int try_free(struct end *e, enum op op, int id);
 struct buf make_buf(struct end *e, uint64_t len, unsigned misalign);
+/* protect changes the protection of the pages from an offset of the buffer on. */
+void protect(struct end *e, struct buf b, uint64_t off, uint64_t len, int prot);
 void unmap(struct end *e, struct buf b); /* its memory is gone; its regions stay */
 struct buf make_big(struct end *e, uint64_t len);
 void fill(struct end *e, struct buf b, uint64_t off, uint64_t len, uint64_t seed);
@@ -248,6 +250,9 @@ bool refused_resize_kills(const struct end *e);
 const char *type_name(int type);
 bool port_is_ib(void);
 
+/* t_errors.c: posts w at side 0 and another request behind it; expects the status, the flush, and ERR. */
+void fails(struct conn *c, struct swr *w, enum ibv_wc_status st);
+
 /* A failure inside one of these names the line of the test that called it. */
 extern int test_line;
 #ifndef VC_LIB
@@ -276,6 +281,7 @@ struct test {
 enum { ASYNC = 1, BIG = 2 };
 extern uint16_t opt_mlid;        /* t_mcast.c: of the group on InfiniBand ports */
 extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[],
+	memory_tests[],
 	window_tests[], unreliable_tests[], mcast_tests[], event_tests[];
 
 #endif

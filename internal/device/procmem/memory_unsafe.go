@@ -41,3 +41,10 @@ func fetchAdd(v []byte, add uint64) (uint64, error) {
 	}
 	return atomic.AddUint64(p, add) - add, nil
 }
+
+// address returns where mapped memory lies.
+func address(b []byte) uint64 {
+	// Safe: the pointer is only looked at as a number, of memory that the
+	// collector does not move.
+	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
