@@ -25,6 +25,7 @@ import (
 	"weft/internal/control/metric"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -33,16 +34,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // limit bounds every wait of these tests. Those that mostly wait are parallel,
 // but for what measures time and what has a trunk to another node: that is down
 // for a moment when a node gets no processor.
-const limit = time.Minute
+const limit = condtest.Patience
 
 // eventually waits until what happens on other goroutines has happened.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	condtest.Until(t, what, ok)
 }
 
 // logs keeps what a node logged.

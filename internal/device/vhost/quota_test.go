@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +14,7 @@ import (
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/device/virtio/virtiotest"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 )
 
 func hello(t *testing.T, path string) (*vhosttest.Front, error) {
@@ -61,11 +61,8 @@ func TestSessionQuota(t *testing.T) {
 			if _, err := hello(t, d.path); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
-			for end := time.Now().Add(vhosttest.Limit); d.Refusals()[c.quota.Name()] != 1; time.Sleep(time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("refusals %v", d.Refusals())
-				}
-			}
+			condtest.Until(t, "a refusal is counted", func() bool { return d.Refusals()[c.quota.Name()] == 1 },
+				func() any { return d.Refusals() })
 			first.Close()
 			d.settled(t)
 			if _, err := hello(t, d.path); err != nil {

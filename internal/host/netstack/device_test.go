@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/service/ipoib"
 )
 
@@ -432,7 +433,7 @@ func TestBackPressure(t *testing.T) {
 		}
 		done <- nil
 	}()
-	await(t, "a full queue", func() bool { return waiting(d) == maxOut })
+	condtest.Until(t, "a full queue", func() bool { return waiting(d) == maxOut })
 	if n := sent.Load(); n > maxOut {
 		t.Errorf("%d packets sent while %d fit", n, maxOut)
 	}
@@ -445,7 +446,7 @@ func TestBackPressure(t *testing.T) {
 		}
 		got += n
 	}
-	await(t, "a full queue again", func() bool { return waiting(d) == maxOut })
+	condtest.Until(t, "a full queue again", func() bool { return waiting(d) == maxOut })
 	if err := d.SetCarrier(false); err != nil {
 		t.Fatal(err)
 	}
@@ -512,7 +513,7 @@ func TestInputIsBounded(t *testing.T) {
 		}
 		written <- nil
 	}()
-	await(t, "a full queue", func() bool { return waiting(d) == maxOut })
+	condtest.Until(t, "a full queue", func() bool { return waiting(d) == maxOut })
 	echo := make([]byte, headroom+28)
 	p := echo[headroom:]
 	copy(p, []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 10, 20, 0, 9, 10, 20, 0, 1, 8, 0, 0, 0, 0, 0, 0, 1})
@@ -535,7 +536,7 @@ func TestInputIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	var rtt time.Duration
-	await(t, "an answer", func() bool {
+	condtest.Until(t, "an answer", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		rtt, err = other.Ping(ctx, addr("10.20.0.1"), 8)
@@ -628,7 +629,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	await(t, "load", func() bool { return moved.Load() > 1<<20 && connected.Load() == 4 })
+	condtest.Until(t, "load", func() bool { return moved.Load() > 1<<20 && connected.Load() == 4 })
 	wg.Go(func() { b.Close() })
 	a.Close()
 	l.Close()

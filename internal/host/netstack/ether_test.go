@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ether"
 	"weft/internal/service/vnic"
 )
@@ -305,12 +306,12 @@ func TestEtherMACChanges(t *testing.T) {
 	dev := b.cfg.Device
 	dev.MAC = [6]byte{2, 0, 0, 9, 0, 0}
 	b.Configure(dev)
-	await(t, "announcements", func() bool {
+	condtest.Until(t, "announcements", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return announced["020000090000 0a140002"] && announced["020000090000 20010db8002000000000000000000002"]
 	})
-	await(t, "the neighbour's word", func() bool {
+	condtest.Until(t, "the neighbour's word", func() bool {
 		mac, err := a.Resolve(within(t), addr("10.20.0.2"))
 		return err == nil && mac == dev.MAC
 	})

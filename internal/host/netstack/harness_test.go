@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"weft/internal/proto/condtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -117,7 +119,7 @@ func (l *log) see(p []byte, hop netip.Addr) bool {
 // find waits for a packet that ok accepts.
 func (l *log) find(t *testing.T, what string, ok func(p []byte, hop netip.Addr) bool) {
 	t.Helper()
-	await(t, what, func() bool {
+	condtest.Until(t, what, func() bool {
 		l.Lock()
 		defer l.Unlock()
 		for i, p := range l.packets {
@@ -127,15 +129,6 @@ func (l *log) find(t *testing.T, what string, ok func(p []byte, hop netip.Addr) 
 		}
 		return false
 	})
-}
-
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
 }
 
 func within(t testing.TB) context.Context {

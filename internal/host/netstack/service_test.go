@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"weft/internal/proto/condtest"
 )
 
 // echo answers connections to l with what they send.
@@ -101,7 +103,7 @@ func roundTrip(t *testing.T, c net.Conn, size int) {
 
 func settled(t *testing.T, s *Service) {
 	t.Helper()
-	await(t, "end of connections of "+s.Name(), func() bool { return s.Counters.Active.Load() == 0 })
+	condtest.Until(t, "end of connections of "+s.Name(), func() bool { return s.Counters.Active.Load() == 0 })
 }
 
 func TestForwardTCP(t *testing.T) {
@@ -135,7 +137,7 @@ func TestForwardTCP(t *testing.T) {
 	if got, _ := io.ReadAll(c); len(got) != 0 {
 		t.Errorf("%q came from nobody", got)
 	}
-	await(t, "failure", func() bool { return inward.Counters.Failed.Load() == 1 })
+	condtest.Until(t, "failure", func() bool { return inward.Counters.Failed.Load() == 1 })
 }
 
 func TestForwardUDP(t *testing.T) {
@@ -173,7 +175,7 @@ func TestForwardUDP(t *testing.T) {
 	if _, err := c.Write([]byte("third")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "refusal", func() bool { return out.Counters.Refused.Load() == 1 })
+	condtest.Until(t, "refusal", func() bool { return out.Counters.Refused.Load() == 1 })
 	if n := out.Counters.Active.Load(); n != 2 {
 		t.Errorf("%d senders", n)
 	}
@@ -186,7 +188,7 @@ func TestLimitOfConnections(t *testing.T) {
 		Limits: Limits{Conns: 1}}))(t)
 	first := must(net.Dial("tcp", s.Addr().String()))(t)
 	defer first.Close()
-	await(t, "first connection", func() bool { return s.Counters.Active.Load() == 1 })
+	condtest.Until(t, "first connection", func() bool { return s.Counters.Active.Load() == 1 })
 	second := must(net.Dial("tcp", s.Addr().String()))(t)
 	defer second.Close()
 	_ = second.SetDeadline(time.Now().Add(patience))
@@ -214,7 +216,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		if _, err := c.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "end of idle "+network, func() bool {
+		condtest.Until(t, "end of idle "+network, func() bool {
 			return s.Counters.Idle.Load() == 1 &&
 				s.Counters.Active.Load() == 0
 		})
@@ -322,7 +324,7 @@ func TestDialLimit(t *testing.T) {
 		Limits: Limits{Dial: 20 * time.Millisecond}}))(t)
 	c := must(net.Dial("tcp", s.Addr().String()))(t)
 	defer c.Close()
-	await(t, "failure", func() bool { return s.Counters.Failed.Load() == 1 && s.Counters.Active.Load() == 0 })
+	condtest.Until(t, "failure", func() bool { return s.Counters.Failed.Load() == 1 && s.Counters.Active.Load() == 0 })
 }
 
 // failing is a listener that fails for a moment.

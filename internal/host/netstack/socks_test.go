@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"weft/internal/proto/condtest"
 )
 
 // Requests and answers are written out as RFC 1928 has them.
@@ -134,7 +136,7 @@ func TestSOCKSRefusesOthers(t *testing.T) {
 			t.Errorf("no method in common: % x", got)
 		}
 		c.Close()
-		await(t, "count", func() bool { return s.Counters.Refused.Load() == uint64(i+1) })
+		condtest.Until(t, "count", func() bool { return s.Counters.Refused.Load() == uint64(i+1) })
 	}
 	settled(t, s)
 }
@@ -177,16 +179,16 @@ func TestSOCKSAssociate(t *testing.T) {
 		if _, err := c.Write(p); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "drop", func() bool { return s.Counters.Dropped.Load() == dropped+uint64(i+1) })
+		condtest.Until(t, "drop", func() bool { return s.Counters.Dropped.Load() == dropped+uint64(i+1) })
 	}
 	if _, err := other.Write(good); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "drop of another sender's", func() bool { return s.Counters.Dropped.Load() == dropped+6 })
+	condtest.Until(t, "drop of another sender's", func() bool { return s.Counters.Dropped.Load() == dropped+6 })
 	// The end of the connection is that of the association.
 	control.Close()
 	settled(t, s)
-	await(t, "refusal of datagrams", func() bool {
+	condtest.Until(t, "refusal of datagrams", func() bool {
 		_, _ = c.Write(good)
 		_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		_, err := c.Read(buf)

@@ -4,6 +4,7 @@ package rundir
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -11,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"weft/internal/proto/condtest"
 )
@@ -170,11 +170,9 @@ func TestStopped(t *testing.T) {
 		if err := cmd.Process.Signal(c.sig); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(10 * time.Second); Stopped(pid) != c.want; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("after %v: stopped %v", c.sig, !c.want)
-			}
-		}
+		condtest.Until(t, fmt.Sprintf("after %v: stopped %v", c.sig, c.want), func() bool {
+			return Stopped(pid) == c.want
+		})
 	}
 	if Stopped(os.Getpid()) {
 		t.Error("this process is stopped")

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"weft/internal/host/nstest"
+	"weft/internal/proto/condtest"
 	"weft/internal/service/ipoib"
 )
 
@@ -45,14 +46,9 @@ func (s *space) open(cfg Config) *Device {
 // await waits until ok accepts the state of d.
 func await(t testing.TB, d *Device, what string, ok func(*State) bool) *State {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-		if s := d.State(); ok(s) {
-			return s
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %s; state %+v", what, patience, *d.State())
-		}
-	}
+	var s *State
+	condtest.Until(t, what, func() bool { s = d.State(); return ok(s) }, func() any { return *s })
+	return s
 }
 
 func (s *State) has(a netip.Addr) bool {

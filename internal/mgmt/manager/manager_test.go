@@ -17,6 +17,7 @@ import (
 	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -142,12 +143,13 @@ func (n *node) portOf(a *agent.Agent) uint8 {
 // until pumps until ok, or fails.
 func (n *node) until(what string, ok func() bool) {
 	n.t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			n.t.Fatalf("no end of waiting: %s; %+v", what, n.m.Status())
+	condtest.Until(n.t, what, func() bool {
+		if ok() {
+			return true
 		}
 		n.pump()
-	}
+		return false
+	}, func() any { return n.m.Status() })
 }
 
 func (n *node) active() bool { return n.ca.Port(1).PortState == ib.PortActive }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
 )
@@ -62,7 +63,7 @@ func TestLaneAwaitsRoom(t *testing.T) {
 		l.Do(func() { n = l.stats.Sleeps })
 		return n
 	}
-	eventually(t, "the lane sleeps", func() bool { return sleeps() > 0 && l.asleep.Load() })
+	condtest.Until(t, "the lane sleeps", func() bool { return sleeps() > 0 && l.asleep.Load() })
 	read := func() {
 		b := make([]byte, 2048)
 		for {
@@ -72,9 +73,9 @@ func TestLaneAwaitsRoom(t *testing.T) {
 		}
 	}
 	read()
-	eventually(t, "what waited is sent", func() bool { return !link.blocked.Load() })
+	condtest.Until(t, "what waited is sent", func() bool { return !link.blocked.Load() })
 	// Room without a waiter: only calls of this test wake the lane.
-	eventually(t, "the lane sleeps again", func() bool { return l.asleep.Load() })
+	condtest.Until(t, "the lane sleeps again", func() bool { return l.asleep.Load() })
 	before := sleeps()
 	for range 100 {
 		unix.Write(pair[0], make([]byte, 1024))
@@ -82,15 +83,5 @@ func TestLaneAwaitsRoom(t *testing.T) {
 	}
 	if n := sleeps() - before; n > 20 {
 		t.Errorf("woken %d times by room that nobody waits for", n)
-	}
-}
-
-// eventually waits until a state that other goroutines bring about is there.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timeout: %s", what)
-		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/join"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -42,7 +43,7 @@ func TestCommands(t *testing.T) {
 		return h
 	}
 	b, leaf := enter(2, ""), enter(3, "leaf")
-	await(t, "each knows all", func() bool {
+	condtest.Until(t, "each knows all", func() bool {
 		return len(b.Roster().Members) == 3 && len(leaf.Roster().Members) == 3 && len(a.Roster().Members) == 3
 	})
 
@@ -135,7 +136,7 @@ func TestCommands(t *testing.T) {
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "host3", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the removal is known", func() bool { return len(a.Roster().Members) == 2 })
+	condtest.Until(t, "the removal is known", func() bool { return len(a.Roster().Members) == 2 })
 	// Its connection is open still.
 	if answer, err := leaf.Commands().Ask(t.Context(), guid(1), read); err == nil && answer.Status == http.StatusOK {
 		t.Error("a removed member reads")
@@ -150,7 +151,7 @@ func TestCommands(t *testing.T) {
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "host2", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the removal is known", func() bool { return len(a.Roster().Members) == 1 })
+	condtest.Until(t, "the removal is known", func() bool { return len(a.Roster().Members) == 1 })
 	if _, err := a.Commands().Ask(t.Context(), guid(2), change); !errors.As(err, &unreached) {
 		t.Errorf("a master that was removed: %v", err)
 	}

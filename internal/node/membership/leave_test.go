@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 )
 
 // TestLeaveAndJoin: a host that left is still in the records. It is refused with the command that makes room, and that
@@ -38,7 +39,7 @@ func TestLeaveAndJoin(t *testing.T) {
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the new CA", func() bool {
+	condtest.Until(t, "the new CA", func() bool {
 		return a.Roster().ByName("b1") == nil && a.Roster().Renewed() && !stale(a.cert.Load().Leaf, a.Roster())
 	})
 	if err := again(); err != nil {

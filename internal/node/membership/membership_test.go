@@ -23,6 +23,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -103,16 +104,6 @@ func (h *host) start(t *testing.T) {
 	t.Cleanup(h.Close)
 }
 
-// await waits until f is true.
-func await(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("not in time: " + what)
-		}
-	}
-}
-
 // TestThreeHosts: the first makes a fabric by its first token, the others join with a line each; the first dies, and
 // tokens, renewal and removal go on.
 func TestThreeHosts(t *testing.T) {
@@ -155,7 +146,7 @@ func TestThreeHosts(t *testing.T) {
 		_, err := s.Get(t.Context(), member.TreeSealed+"/1/"+member.GUIDKey(guid(n)))
 		return err == nil
 	}
-	await(t, "the CA's key at host2", func() bool { return sealed(2) })
+	condtest.Until(t, "the CA's key at host2", func() bool { return sealed(2) })
 	a.Close() // the first host dies
 
 	if _, err := enter(b, 3); err != nil {
@@ -163,20 +154,20 @@ func TestThreeHosts(t *testing.T) {
 	}
 	d := newHost(t, dirs[2], 3, ports[2], s.Open(), c)
 	d.start(t)
-	await(t, "the CA's key at host3", func() bool { return sealed(3) })
-	await(t, "three members in the roster of host2", func() bool { return len(b.Roster().Members) == 3 })
+	condtest.Until(t, "the CA's key at host3", func() bool { return sealed(3) })
+	condtest.Until(t, "three members in the roster of host2", func() bool { return len(b.Roster().Members) == 3 })
 
 	// Certificates are renewed by themselves at two thirds of their life.
 	before := b.cert.Load().Leaf.NotAfter
 	c.move(member.MemberLife/3*2 + time.Hour)
-	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
+	condtest.Until(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
 
 	// A rename reaches the certificate.
 	if err := b.rename(t.Context(), api.Named[api.MemberName]{Name: "host3",
 		Value: api.MemberName{Name: "rack2"}}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the new name", func() bool {
+	condtest.Until(t, "the new name", func() bool {
 		return d.Name() == "rack2" &&
 			d.cert.Load().Leaf.Subject.CommonName == "rack2"
 	})
@@ -193,13 +184,16 @@ func TestThreeHosts(t *testing.T) {
 		}
 		return m
 	}
-	await(t, "the drain at the host", func() bool {
+	condtest.Until(t, "the drain at the host", func() bool {
 		drain()
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		return d.drains
 	})
-	await(t, "the program's name", func() bool { m := drain(); return len(m.Users) == 1 && m.State == "draining" })
+	condtest.Until(t, "the program's name", func() bool {
+		m := drain()
+		return len(m.Users) == 1 && m.State == "draining"
+	})
 	if _, err := b.remove(t.Context(), api.MemberRemoval{Name: "rack2"}); err == nil ||
 		!strings.Contains(err.Error(), "weft member drain rack2 names them") {
 		t.Errorf("%v", err)
@@ -207,7 +201,7 @@ func TestThreeHosts(t *testing.T) {
 	d.mu.Lock()
 	d.users = nil
 	d.mu.Unlock()
-	await(t, "the end of the drain", func() bool { return drain().State == "drained" })
+	condtest.Until(t, "the end of the drain", func() bool { return drain().State == "drained" })
 
 	// A removal reaches all at once, also to the removed member.
 	gone := d.cert.Load().Leaf
@@ -215,8 +209,11 @@ func TestThreeHosts(t *testing.T) {
 	if err != nil || len(r.Replaced) != 4 || b.rekeys != 1 {
 		t.Fatalf("%+v, %v, %d", r, err, b.rekeys)
 	}
-	await(t, "the removal", func() bool { _, v, _ := b.Roster().Admit(gone, c.now()); return v == member.RemovedKey })
-	await(t, "the notice at the removed member", func() bool {
+	condtest.Until(t, "the removal", func() bool {
+		_, v, _ := b.Roster().Admit(gone, c.now())
+		return v == member.RemovedKey
+	})
+	condtest.Until(t, "the notice at the removed member", func() bool {
 		for _, x := range d.Degraded() {
 			if x.What == "member_out" {
 				return true
@@ -225,7 +222,7 @@ func TestThreeHosts(t *testing.T) {
 		return false
 	})
 	// The other goes on by the new CA.
-	await(t, "a certificate of the new CA", func() bool {
+	condtest.Until(t, "a certificate of the new CA", func() bool {
 		_, v, _ := b.Roster().Admit(b.cert.Load().Leaf, c.now())
 		return v == member.Admitted && signedBy(b.cert.Load().Leaf, b.Roster()) == 2
 	})
@@ -328,7 +325,7 @@ func TestWithoutStore(t *testing.T) {
 	if _, v, p := a.Roster().Admit(cert, c.now()); v != member.Admitted {
 		t.Errorf("%v, %v", v, p)
 	}
-	await(t, "the report", func() bool { return len(a.Degraded()) == 1 })
+	condtest.Until(t, "the report", func() bool { return len(a.Degraded()) == 1 })
 	if d := a.Degraded()[0]; d.What != "member_store" || d.Fix == "" {
 		t.Errorf("%+v", d)
 	}
@@ -365,7 +362,10 @@ func TestRosterUnread(t *testing.T) {
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the removal", func() bool { _, v, _ := a.Roster().Admit(gone, c.now()); return v == member.RemovedKey })
+	condtest.Until(t, "the removal", func() bool {
+		_, v, _ := a.Roster().Admit(gone, c.now())
+		return v == member.RemovedKey
+	})
 	a.Close()
 
 	for name, spoil := range map[string]func(path string) error{
@@ -397,7 +397,7 @@ func TestRosterUnread(t *testing.T) {
 		a.Close()
 		a = newHost(t, dir, 1, at, s.Open(), c)
 		a.start(t)
-		await(t, "the roster of the store", func() bool { return a.Roster().Revision > 0 && !unread() })
+		condtest.Until(t, "the roster of the store", func() bool { return a.Roster().Revision > 0 && !unread() })
 		a.Close()
 	}
 }
@@ -423,7 +423,7 @@ func TestNamedAddresses(t *testing.T) {
 	}
 	reports := func(b *host) {
 		t.Helper()
-		await(t, "a report", func() bool {
+		condtest.Until(t, "a report", func() bool {
 			e, err := s.Get(t.Context(), member.TreeReport+"/"+member.GUIDKey(guid(2)))
 			if err != nil {
 				return false
@@ -450,7 +450,7 @@ func TestNamedAddresses(t *testing.T) {
 	}
 	before := b.cert.Load().Leaf.NotAfter
 	c.move(member.MemberLife/3*2 + time.Hour)
-	await(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
+	condtest.Until(t, "a renewed certificate", func() bool { return b.cert.Load().Leaf.NotAfter.After(before) })
 	b.Close()
 	b = newHost(t, dir, 2, at, s.Open(), c)
 	b.start(t)
@@ -535,7 +535,7 @@ func TestRenewedRoster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the second member", func() bool { return len(a.Roster().Members) == 2 })
+	condtest.Until(t, "the second member", func() bool { return len(a.Roster().Members) == 2 })
 	before, err := r.Renew(t.Context(), a.cert.Load().Leaf)
 	if err != nil {
 		t.Fatal(err)
@@ -543,7 +543,7 @@ func TestRenewedRoster(t *testing.T) {
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the removal", func() bool { return len(a.Roster().Members) == 1 })
+	condtest.Until(t, "the removal", func() bool { return len(a.Roster().Members) == 1 })
 	a.Close() // nothing follows the store any more
 	a.ctx = t.Context()
 	w := worker{m: a.Membership}
@@ -622,7 +622,7 @@ func TestReportAgain(t *testing.T) {
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the first report", func() bool {
+	condtest.Until(t, "the first report", func() bool {
 		_, err := s.Get(t.Context(), member.TreeReport+"/"+member.GUIDKey(guid(1)))
 		return err == nil
 	})
@@ -633,10 +633,12 @@ func TestReportAgain(t *testing.T) {
 	}
 	s.away.Store(true)
 	use(member.User{Kind: "program", Name: "rping", PID: 7})
-	await(t, "the fault", func() bool { return len(a.Degraded()) == 1 && a.Degraded()[0].What == "member_report" })
+	condtest.Until(t, "the fault", func() bool {
+		return len(a.Degraded()) == 1 && a.Degraded()[0].What == "member_report"
+	})
 	use()
 	s.away.Store(false)
-	await(t, "the end of the fault", func() bool { return len(a.Degraded()) == 0 })
+	condtest.Until(t, "the end of the fault", func() bool { return len(a.Degraded()) == 0 })
 }
 
 // TestCopiedIdentity: two nodes with one directory's copy are named at every voter.
@@ -651,7 +653,7 @@ func TestCopiedIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	var other string
-	await(t, "a copy between two of its writes", func() bool { // which make a file and rename it
+	condtest.Until(t, "a copy between two of its writes", func() bool { // which make a file and rename it
 		other = t.TempDir()
 		return os.CopyFS(other, os.DirFS(dir)) == nil
 	})
@@ -667,7 +669,7 @@ func TestCopiedIdentity(t *testing.T) {
 	b := newHost(t, other, 1, freePort(t), s.Open(), c)
 	b.start(t)
 	for _, h := range []*host{a, b} {
-		await(t, "the copied identity", func() bool {
+		condtest.Until(t, "the copied identity", func() bool {
 			a.wake()
 			b.wake()
 			for _, d := range h.Degraded() {
@@ -740,7 +742,7 @@ func TestWrongClock(t *testing.T) {
 		return false
 	}
 	wrong.move(time.Hour)
-	await(t, "the wrong clock", func() bool { return named(a, "b1") })
+	condtest.Until(t, "the wrong clock", func() bool { return named(a, "b1") })
 }
 
 // TestTowards: other members reach a host at the address from which it sends to them, not at the first of its

@@ -11,6 +11,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 )
 
 // TestRotate: the CA, the certificates and the M_Key of a fabric are replaced while its members run, and a token from
@@ -34,7 +35,9 @@ func TestRotate(t *testing.T) {
 	b.start(t)
 	hosts := []*host{a, b}
 	old := a.Roster().CAs[0].Epoch
-	await(t, "both follow", func() bool { return len(a.Roster().Members) == 2 && len(b.Roster().Members) == 2 })
+	condtest.Until(t, "both follow", func() bool {
+		return len(a.Roster().Members) == 2 && len(b.Roster().Members) == 2
+	})
 	if n := a.Notices(); len(n) != 0 {
 		t.Errorf("%+v", n)
 	}
@@ -48,8 +51,8 @@ func TestRotate(t *testing.T) {
 		!strings.Contains(err.Error(), "the CA was replaced since") {
 		t.Errorf("by a token from before: %v", err)
 	}
-	await(t, "the notice", func() bool { n := b.Notices(); return len(n) == 1 && n[0].What == "ca_rotation" })
-	await(t, "the end of the old CA", func() bool {
+	condtest.Until(t, "the notice", func() bool { n := b.Notices(); return len(n) == 1 && n[0].What == "ca_rotation" })
+	condtest.Until(t, "the end of the old CA", func() bool {
 		for _, h := range hosts {
 			for _, o := range hosts {
 				_, v, p := h.Roster().Admit(o.cert.Load().Leaf, c.now())
@@ -94,7 +97,7 @@ func TestNewerNotice(t *testing.T) {
 		if _, err := store.Put(t.Context(), s, member.KeyFabric, b); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the notice or its end", func() bool {
+		condtest.Until(t, "the notice or its end", func() bool {
 			n := a.Notices()
 			return i == 1 && len(n) == 0 ||
 				i == 0 && len(n) == 1 && n[0].What == "records_newer" && strings.Contains(n[0].Why, member.KeyFabric)

@@ -15,6 +15,7 @@ import (
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/peer"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 )
 
 // joins makes a host of a number a member by way of another.
@@ -51,7 +52,7 @@ func TestClientWithoutRoster(t *testing.T) {
 	}
 	gone := newHost(t, third.Dir, 3, third.Port, s.Open(), c)
 	gone.start(t)
-	await(t, "b follows", func() bool { return b.Roster().ByName("c1") != nil })
+	condtest.Until(t, "b follows", func() bool { return b.Roster().ByName("c1") != nil })
 	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "c1", Force: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func TestClientWithoutRoster(t *testing.T) {
 			return x.Name == "a1" || string(x.Certificate) == string(a.cert.Load().Certificate[0])
 		})
 	}
-	await(t, "the removal and the new CA", func() bool {
+	condtest.Until(t, "the removal and the new CA", func() bool {
 		b.Membership.mu.Lock()
 		defer b.Membership.mu.Unlock()
 		return b.Roster().ByName("c1") == nil && b.Roster().Renewed() && stays() &&
@@ -91,7 +92,7 @@ func TestClientWithoutRoster(t *testing.T) {
 		t.Error("a member that it did not know, or that was removed, is admitted")
 	}
 	c.move(time.Minute)
-	await(t, "the roster of a voter", func() bool {
+	condtest.Until(t, "the roster of a voter", func() bool {
 		c.move(time.Second)
 		return verify(late) == nil && b.Roster().Revision > 0
 	})

@@ -5,6 +5,7 @@ package subnet
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"weft/internal/fabric/link/udp"
 	"weft/internal/fabric/trunk/trust"
 	"weft/internal/node/lane"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -44,12 +46,10 @@ func TestTrunksAtRunTime(t *testing.T) {
 	}
 	until := func(what string, done func() bool) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				list, err := a.Trunks(func(m mono.Time) time.Time { return time.Time{} })
-				t.Fatalf("waited in vain for %s: %+v, %v", what, list, err)
-			}
-		}
+		condtest.Until(t, what, done, func() any {
+			list, err := a.Trunks(func(m mono.Time) time.Time { return time.Time{} })
+			return fmt.Sprintf("%+v, %v", list, err)
+		})
 	}
 	for round := range 2 {
 		pa, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200})
@@ -124,11 +124,13 @@ func TestTrunksOfStuckLane(t *testing.T) {
 		l.Check(now.Add(lane.StuckAfter), l.Check(now, time.Time{}))
 		err := <-gaveUp
 		close(goOn)
-		for end := time.Now().Add(20 * time.Second); l.Stuck(); time.Sleep(time.Millisecond) {
-			if l.Check(now, now); time.Now().After(end) {
-				t.Fatal("the lane stays stuck")
+		condtest.Until(t, "the lane is stuck no more", func() bool {
+			if !l.Stuck() {
+				return true
 			}
-		}
+			l.Check(now, now)
+			return false
+		})
 		return err
 	}
 	if err := stuck(s.Listen); !errors.Is(err, lane.ErrStuck) {
@@ -149,11 +151,7 @@ func TestTrunksOfStuckLane(t *testing.T) {
 		l.Do(func() { n = s.trunks.Counters().RcvdMessages })
 		return n
 	}
-	for end := time.Now().Add(5 * time.Second); received() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nothing is received on the sockets of trunks")
-		}
-	}
+	condtest.Until(t, "the sockets of trunks receive", func() bool { return received() > 0 })
 
 	p := udp.Peer{Addr: netip.AddrPortFrom(at.Addr(), 10000), Node: 0x200}
 	add := func() error { _, err := s.AddTrunk("b", p); return err }

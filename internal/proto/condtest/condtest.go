@@ -44,13 +44,19 @@ func Soak() bool { return os.Getenv("WEFT_SOAK") == "1" }
 // Patience bounds each wait of Until, also on a machine that does much else.
 const Patience = time.Minute
 
-// Until returns when ok reports true, and ends the test after Patience. what completes "waited in vain: ".
-// ok runs on the goroutine of the caller.
-func Until(t testing.TB, what string, ok func() bool) {
+// Until returns when ok reports true, and ends the test after Patience. what completes "waited in vain: "; state
+// returns what the failure prints beside it. All functions run on the goroutine of the caller. The time between two
+// calls of ok grows from 1 ms to 20 ms, so that long waits leave the processor to what they wait for.
+func Until(t testing.TB, what string, ok func() bool, state ...func() any) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for begin := time.Now(); !ok(); {
+		waited := time.Since(begin)
+		if waited > Patience {
+			for _, f := range state {
+				t.Logf("%+v", f())
+			}
 			t.Fatalf("waited in vain: %s", what)
 		}
+		time.Sleep(min(time.Millisecond+waited/8, 20*time.Millisecond))
 	}
 }

@@ -95,22 +95,14 @@ func newCable(t *testing.T, mtu int) *cable {
 	}
 	// The kernel drops what is sent before it has noticed the carrier, and what
 	// arrives before it has made a route of an IPv6 address, which it does then.
-	wait := func(what string, ready func() bool) {
-		t.Helper()
-		for end := time.Now().Add(5 * time.Second); !ready(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s is not ready", what)
-			}
-		}
-	}
 	for _, i := range []int{c.near, c.far} {
-		wait("the cable", func() bool {
+		condtest.Until(t, "the cable", func() bool {
 			l, err := netlink.LinkByIndex(i)
 			return err == nil && l.Attrs().OperState == netlink.OperUp
 		})
 	}
 	for _, a := range []string{nearV4, nearV6, nearLL} {
-		wait(a, func() bool {
+		condtest.Until(t, a, func() bool {
 			r, err := netlink.RouteGetWithOptions(net.ParseIP(a), &netlink.RouteGetOptions{OifIndex: c.near})
 			return err == nil && len(r) == 1 && r[0].Type == unix.RTN_LOCAL
 		})

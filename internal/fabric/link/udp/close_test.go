@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mono"
 )
 
@@ -42,9 +43,6 @@ func TestCloseEndsHandshakes(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for end := time.Now().Add(20 * time.Second); running() != before; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d goroutines of handshakes go on, %d before", running(), before)
-		}
-	}
+	condtest.Until(t, "the goroutines of handshakes end", func() bool { return running() == before },
+		func() any { return running() })
 }

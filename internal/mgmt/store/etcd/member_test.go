@@ -17,6 +17,7 @@ import (
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/mgmt/store/voters"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/mono"
 )
 
@@ -99,14 +100,13 @@ func (f *fabric) kill(name string) {
 // until waits until a condition holds.
 func (f *fabric) until(what string, ok func() bool) {
 	f.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			for name, m := range f.members {
-				f.Logf("%s: %+v", name, m.Part())
-			}
-			f.Fatalf("still not so: %s", what)
+	condtest.Until(f, what, ok, func() any {
+		parts := ""
+		for name, m := range f.members {
+			parts += fmt.Sprintf("%s: %+v\n", name, m.Part())
 		}
-	}
+		return parts
+	})
 }
 
 // roles waits until members have roles, as in "a:voter b:learner".

@@ -16,6 +16,7 @@ import (
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/problem"
 )
 
@@ -35,17 +36,13 @@ func fill(t *testing.T, c store.Store, key func(i int) string) {
 // putSoon puts as soon as the store takes it.
 func putSoon(t *testing.T, c store.Store, key string) {
 	t.Helper()
-	for until := time.Now().Add(patience); ; {
+	condtest.Until(t, "the store has room", func() bool {
 		_, err := store.Put(t.Context(), c, key, nil)
-		if err == nil {
-			return
+		if err != nil {
+			want(t, err, store.ErrFull)
 		}
-		want(t, err, store.ErrFull)
-		if time.Now().After(until) {
-			t.Fatal("the store stays full")
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return err == nil
+	})
 }
 
 func TestFullStoreMakesRoom(t *testing.T) {
@@ -55,11 +52,7 @@ func TestFullStoreMakesRoom(t *testing.T) {
 
 	// Full of history: the store recovers by itself.
 	fill(t, c, func(int) string { return "one" })
-	for until := time.Now().Add(patience); s.SaysFull(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("the store stays full")
-		}
-	}
+	condtest.Until(t, "the store makes room", func() bool { return !s.SaysFull() })
 	// A put that was refused before there was room reports it afterwards.
 	if err := s.SayFull(t.Context()); err != nil {
 		t.Fatal(err)
