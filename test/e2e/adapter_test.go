@@ -16,6 +16,7 @@ import (
 // and up again. The subnet loses and finds the functions, with the LIDs they
 // had, and RC programs at work go on.
 func TestAdapterDisabled(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
 	n, o := (m+1)%3, (m+2)%3
@@ -111,6 +112,7 @@ func TestAdapterDisabled(t *testing.T) {
 // TestFunctionsSurvive: devices that were added are there when their node starts
 // again, with what was asked of them, and carry traffic.
 func TestFunctionsSurvive(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
 	n := (m + 1) % 3

@@ -17,6 +17,7 @@ import (
 // TestApply: an ordinary user configures the fabric of one node by a file. A change that takes contact away is refused
 // without --yes, and the history has each change with its author.
 func TestApply(t *testing.T) {
+	t.Parallel()
 	n := openTestbed(t, 9000, true, lab.Nobody).Server
 	weft := func(args ...string) string {
 		t.Helper()

@@ -62,6 +62,7 @@ func eventually(t *testing.T, what string, ok func() bool, peers ...lab.Peer) {
 // acknowledgement, as frames that another's dissector finds nothing wrong with; filters
 // leave out what they shall; and a pipe into tshark shows it at once.
 func TestCapture(t *testing.T) {
+	t.Parallel()
 	needs(t, "tshark", "dumpcap", "saquery", "sminfo")
 	b := openTestbed(t, 9000, true, 0)
 	// The first programs of a device have these queue pair numbers.

@@ -16,6 +16,7 @@ import (
 // A program that loads libibverbs by itself, and Debian's in the library that
 // stands in libibverbs' place.
 func TestReplacement(t *testing.T) {
+	t.Parallel()
 	program := lab.Bin("dlopen")
 	if err := lab.BuildC(program, "test/e2e/dlopen/*.c", "-ldl"); err != nil {
 		t.Fatal(err)
@@ -60,6 +61,7 @@ func TestReplacement(t *testing.T) {
 
 // TestReplacementTwoNodes: all of verbcheck, by the library that stands in libibverbs' place.
 func TestReplacementTwoNodes(t *testing.T) {
+	t.Parallel()
 	lab.OnlySoak(t)
 	verbcheck(t, openTestbed(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
 }

@@ -78,6 +78,7 @@ func TestUnroutableGID(t *testing.T) {
 
 // TestExplain: a program that fails shows which verbs call failed, what was wrong and the fix, and the fix works.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	gid, err := b.Server.GID(b.Server.NetNS.V4)
 	if err != nil {

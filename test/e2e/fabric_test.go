@@ -277,6 +277,7 @@ var pairsOfThree = [][2]int{{0, 1}, {0, 2}, {1, 2}}
 // TestFabric: three nodes, each with a store and a manager of its own, agree on
 // a master; programs of each two talk by LID.
 func TestFabric(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	masters := 0
 	for i := range s.nodes {
@@ -417,6 +418,7 @@ func (s *subnet) apart(t *testing.T, server, client int, program string, args ..
 // TestPartitions: ports talk within a partition, limited members to full ones
 // only, and not at all without one.
 func TestPartitions(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true)
 	m := s.master(0, 1, 2)
 	var g [3]string
@@ -491,6 +493,7 @@ func (s *subnet) traffic(t *testing.T, server, client int) (rounds *atomic.Int32
 // TestMasterKilled: while the store lives, another manager takes over within
 // five seconds, and programs of other nodes do not notice.
 func TestMasterKilled(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true)
 	m := s.master(0, 1, 2)
 	a, b := (m+1)%3, (m+2)%3
@@ -545,6 +548,7 @@ func TestMasterKilled(t *testing.T) {
 // TestTrunkCut: traffic finds the way over the third node when a trunk's cable
 // is pulled, or when a fault lets nothing pass in one direction of it.
 func TestTrunkCut(t *testing.T) {
+	t.Parallel()
 	t.Run("cable", func(t *testing.T) {
 		trunkCut(t, func(s *subnet, a, b int) (mend func()) {
 			if err := s.Cut(a, b, true); err != nil {
@@ -624,6 +628,7 @@ func trunkCut(t *testing.T, cut func(s *subnet, a, b int) (mend func())) {
 // and again: its trunks go down and up each time. Queue pairs live, LIDs stay, and
 // sweeps are few.
 func TestStarvedNode(t *testing.T) {
+	t.Parallel()
 	times, seconds := 6, "8" // the programs are at work for longer than that
 	if lab.Soak {
 		times, seconds = 20, "24"
@@ -696,6 +701,7 @@ func TestStarvedNode(t *testing.T) {
 // TestTrunkFaults: what trunks lose, duplicate, reorder and corrupt the
 // reliable service makes good.
 func TestTrunkFaults(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	for i := range s.nodes {
 		s.weft(i, "fault", "add", "--link", "trunk", "--drop", "1", "--duplicate", "1", "--reorder", "1", "--corrupt",
@@ -714,6 +720,7 @@ func TestTrunkFaults(t *testing.T) {
 
 // TestNodesStartAgain: nodes keep their LIDs, also when all of them end.
 func TestNodesStartAgain(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true)
 	var lids [3]uint16
 	for i := range lids {
@@ -758,6 +765,7 @@ func TestNodesStartAgain(t *testing.T) {
 // TestVirtualFunction: a device that is added becomes part of the subnet, and
 // leaves it when it is deleted.
 func TestVirtualFunction(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
 	n := (m + 1) % 3

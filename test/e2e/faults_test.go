@@ -16,6 +16,7 @@ import (
 
 // TestFaultsOneNode: a fault reaches programs of one node that run already.
 func TestFaultsOneNode(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	n := b.Server
 	weft := func(t *testing.T, args ...string) {

@@ -19,6 +19,7 @@ import (
 // TestIbstatReadsTheTree runs Debian's ibstat over a written tree, with the
 // shim that redirects its paths and without a node: ibstat reads files only.
 func TestIbstatReadsTheTree(t *testing.T) {
+	t.Parallel()
 	shim, err := filepath.Abs("../../bin/libweft-verbs.so")
 	if err != nil {
 		t.Fatal(err)

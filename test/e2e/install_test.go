@@ -17,6 +17,7 @@ import (
 
 // TestInstall installs into an empty directory, runs a program by what is there, and finds nothing after uninstall.
 func TestInstall(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	mk := func(target string) {
 		t.Helper()

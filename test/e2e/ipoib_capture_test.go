@@ -22,6 +22,7 @@ import (
 // through devices with segmentation offload arrives as it was, and no datagram is
 // longer than the MTU of the group (S-10).
 func TestIPoIBCaptured(t *testing.T) {
+	t.Parallel()
 	needs(t, "tshark", "dumpcap")
 	s := openSubnet(t, false, "--trunk-security", "none") // its cables are captured
 	dir := t.TempDir()

@@ -47,6 +47,7 @@ func (s *subnet) connects(i int, addr string) {
 // link in datagram mode, and with groups, datagrams. The messages of the communication managers are as
 // RFC 4755 requires, by the judgement of Wireshark.
 func TestIPoIBConnected(t *testing.T) {
+	t.Parallel()
 	needs(t, "tshark", "dumpcap")
 	s := openSubnet(t, false, "--trunk-security", "none") // its cables are captured
 	c, err := s.Capture(0, 1, t.TempDir())
@@ -202,6 +203,7 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 // TestIPoIBConnectedKilled: connections go on while the manager is not there, and are made anew with a peer that
 // was killed, in whatever way; with WEFT_SOAK, again and again.
 func TestIPoIBConnectedKilled(t *testing.T) {
+	t.Parallel()
 	lab.OnlySoak(t)
 	s := startNodes(t, false, func(i int) []string {
 		manager := "auto"

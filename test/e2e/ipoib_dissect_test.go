@@ -67,6 +67,7 @@ func (side) Conflict(mono.Time, netip.Addr, wire.HWAddr) {}
 // TestIPoIBDissected: another's dissector finds no fault in what links say to each
 // other: questions, answers, announcements, and packets.
 func TestIPoIBDissected(t *testing.T) {
+	t.Parallel()
 	needs(t, "tshark")
 	var b bytes.Buffer
 	file, err := pcapng.NewWriter(&b, "weft", pcapng.Interface{Name: ipLink, Type: pcapng.LinkIPoIB})

@@ -98,6 +98,7 @@ func (s *subnet) joins(i int, group string) {
 
 // TestIPoIBMasterKilled: traffic goes on while another manager takes over.
 func TestIPoIBMasterKilled(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true)
 	m := s.master(0, 1, 2)
 	a, b := (m+1)%3, (m+2)%3
@@ -125,6 +126,7 @@ func TestIPoIBMasterKilled(t *testing.T) {
 // itself, and the groups are what they were (S-04). At the end a link goes under load,
 // soon and with all it had (S-14).
 func TestIPoIBMasterRestarted(t *testing.T) {
+	t.Parallel()
 	for name, others := range map[string]string{"the only one": "external", "one of three": "auto"} {
 		t.Run(name, func(t *testing.T) {
 			s := startNodes(t, false, func(i int) []string {
@@ -193,6 +195,7 @@ func TestIPoIBMasterRestarted(t *testing.T) {
 // group that the link joins for it: no member is told that it may send before switches have the group.
 // Each address has a group of its own; a question that is lost is repeated after a second.
 func TestIPoIBFirstPacket(t *testing.T) {
+	t.Parallel()
 	const addrs = 16
 	at := func(i int) string { return fmt.Sprintf("fd92::%d", i+1) }
 	s := openSubnet(t, false)

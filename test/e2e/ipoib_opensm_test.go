@@ -18,6 +18,7 @@ import (
 // group, its Q_Key, its MTU. In a soak it is killed under iperf3 and started again without what it knew, has links join
 // anew (S-04), and has a partition without a broadcast group: the link reports it, and makes it where it may.
 func TestIPoIBOpenSM(t *testing.T) {
+	t.Parallel()
 	needs(t, "opensm", "saquery")
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
 	s.trunksUp()

@@ -167,6 +167,7 @@ type iperfResult struct {
 // TestIPoIB: ordinary IP programs talk between three nodes; S-03, S-07, S-11 and S-12 among what
 // they do.
 func TestIPoIB(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	s.links(0, 1, 2)
 	for _, p := range pairsOfThree {
@@ -409,6 +410,7 @@ func (s *subnet) manyGroups(t *testing.T) {
 // TestIPoIBPartitions: links follow the partitions of their ports (S-05), and nothing
 // passes from one to the other, nor between limited members (S-09).
 func TestIPoIBPartitions(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
 	var g [3]string
@@ -494,6 +496,7 @@ func (s *subnet) limited(t *testing.T, m int, g [3]string) {
 // TestIPoIBNetstack: a user without any privilege moves a file between two
 // nodes of his own, by IPv4 and IPv6 (S-12).
 func TestIPoIBNetstack(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"datagram", "connected"} {
 		if mode == "datagram" || lab.Soak {
 			t.Run(mode, func(t *testing.T) { netstacks(t, mode) })

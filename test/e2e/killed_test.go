@@ -230,6 +230,7 @@ func nothingOf(n *lab.Node, p *lab.Proc) error {
 // TestKilled: a program is killed, and its peer has an error soon, whether it had
 // requests on their way or only waited; nothing stays on the node of the dead.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			b := openTestbed(t, 9000, oneNode, 0)

@@ -19,6 +19,7 @@ import (
 
 // 64 pairs of programs at once on one node, all contents checked.
 func TestManyPairs(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	const pairs = 64
 	var running [pairs]lab.Pair
@@ -47,6 +48,7 @@ func TestManyPairs(t *testing.T) {
 }
 
 func TestManyQueuePairs(t *testing.T) {
+	t.Parallel()
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			b := openTestbed(t, 9000, oneNode, 0)
@@ -66,6 +68,7 @@ func TestManyQueuePairs(t *testing.T) {
 // Programs die at random moments while others work: the others' data stays
 // right, the dead ones' peers end, nothing of them remains.
 func TestKills(t *testing.T) {
+	t.Parallel()
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			rounds := 10
@@ -205,6 +208,7 @@ func killOne(t *testing.T, b *testbed, r invocation, delay time.Duration, server
 // A node that is told to end does so while programs are at work, and they
 // learn of it.
 func TestNodeEnds(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
@@ -246,6 +250,7 @@ func TestNodeEnds(t *testing.T) {
 // A node that is killed outright: its programs learn of it, and the next node
 // takes the directory over.
 func TestNodeKilled(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
@@ -275,6 +280,7 @@ func TestNodeKilled(t *testing.T) {
 
 // weft run starts a node of the user's own when there is none, and reports it.
 func TestAutoStart(t *testing.T) {
+	t.Parallel()
 	lab.NeedNetNS(t)
 	ns, other, err := lab.Joined(9000)
 	if err != nil {
@@ -315,6 +321,7 @@ func TestAutoStart(t *testing.T) {
 
 // Mistakes of a user: one line that names the fix.
 func TestMistakes(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 1500, true, 0)
 	empty := t.TempDir()
 	for _, c := range []struct {

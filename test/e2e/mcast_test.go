@@ -15,6 +15,7 @@ import (
 // lane, of several, and of two nodes over IPv4 and IPv6. Afterwards no payload
 // is held and no group is joined.
 func TestMulticast(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		name    string
 		oneNode bool
@@ -107,6 +108,7 @@ func (b *testbed) multicastOnce(t *testing.T, device string, gid int) (why strin
 // joins through the subnet administration and the switches have the way, and on
 // the Ethernet port of one.
 func TestPerftestMulticast(t *testing.T) {
+	t.Parallel()
 	needs(t, "ib_send_bw")
 	t.Run("two nodes by LID", func(t *testing.T) {
 		m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}

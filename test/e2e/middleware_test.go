@@ -75,6 +75,7 @@ func (b *testbed) qperf(t *testing.T) {
 
 // Middleware that finds its peers by the connection manager.
 func TestMiddlewareOneNode(t *testing.T) {
+	t.Parallel()
 	needs(t, "fi_pingpong", "qperf")
 	b := openTestbed(t, 9000, true, lab.Nobody)
 	b.libfabric(t, "-p verbs -e msg")
@@ -88,6 +89,7 @@ func TestMiddlewareOneNode(t *testing.T) {
 }
 
 func TestMiddlewareTwoNodes(t *testing.T) {
+	t.Parallel()
 	needs(t, "fi_pingpong", "qperf")
 	b := openTestbed(t, 9000, false, 0)
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")

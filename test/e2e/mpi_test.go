@@ -103,6 +103,7 @@ func (b *testbed) ring(t *testing.T, program string, m mpi, ranks int) {
 
 // OpenMPI of a user without rights, then between two nodes; every byte checked.
 func TestMPI(t *testing.T) {
+	t.Parallel()
 	program := buildRing(t)
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
@@ -128,6 +129,7 @@ func TestMPI(t *testing.T) {
 
 // By LID, through switches and a trunk.
 func TestMPIFabric(t *testing.T) {
+	t.Parallel()
 	program := buildRing(t)
 	m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}
 	m.awaitActive(t)

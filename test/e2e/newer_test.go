@@ -59,6 +59,7 @@ mount --rbind /dev $d/dev; mount -t proc proc $d/proc; exec chroot $d "$@"`
 
 // TestNewerRdmaCore: programs of a newer rdma-core work with either library, and the verbs that only it has answer.
 func TestNewerRdmaCore(t *testing.T) {
+	t.Parallel()
 	lab.OnlySoak(t)
 	b := openTestbed(t, 9000, true, 0)
 	s := unpackSid(t, b.Server)

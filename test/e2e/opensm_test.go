@@ -102,6 +102,7 @@ func (s *subnet) trunksUp() {
 // TestOpenSM has Debian's OpenSM manage three nodes, and infiniband-diags look
 // at them.
 func TestOpenSM(t *testing.T) {
+	t.Parallel()
 	needs(t, "opensm", "ibstat", "saquery", "ibtracert")
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
 	s.trunksUp()
@@ -162,6 +163,7 @@ func TestOpenSM(t *testing.T) {
 // TestOpenSMGuards has OpenSM guard the nodes with an M_Key: it goes on to manage them, and
 // no other manager does.
 func TestOpenSMGuards(t *testing.T) {
+	t.Parallel()
 	needs(t, "opensm", "smpquery", "ibportstate")
 	const key = "0x1122334455667788"
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")

@@ -221,6 +221,7 @@ func inSoak(r ...invocation) []invocation {
 }
 
 func TestOneNode(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	checkListings(t, b)
 	runInvocations(t, b, all, inSoak(invocation{"ib_write_bw", "-a -n 20", false}, invocation{"ib_read_bw",
@@ -229,6 +230,7 @@ func TestOneNode(t *testing.T) {
 
 // An ordinary user: no capability, no memory to lock, a node of its own.
 func TestUnprivileged(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, lab.Nobody)
 	checkListings(t, b)
 	runInvocations(t, b, basic)
@@ -236,6 +238,7 @@ func TestUnprivileged(t *testing.T) {
 
 // A node of root that lets a user in.
 func TestOtherUser(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0, "--allow-uid", strconv.Itoa(lab.Nobody))
 	other := *b.Client
 	other.UID = lab.Nobody
@@ -255,16 +258,22 @@ func TestOtherUser(t *testing.T) {
 }
 
 func TestWireLocal(t *testing.T) {
+	t.Parallel()
 	runInvocations(t, openTestbed(t, 9000, true, 0, "--wire-local"), basic)
 }
 
 func TestTwoNodes9000(t *testing.T) {
+	t.Parallel()
 	runInvocations(t, openTestbed(t, 9000, false, 0), all, inSoak(invocation{"ib_send_bw", "-a -n 20", false})...)
 }
 
-func TestTwoNodes1500(t *testing.T) { runInvocations(t, openTestbed(t, 1500, false, 0), basic) }
+func TestTwoNodes1500(t *testing.T) {
+	t.Parallel()
+	runInvocations(t, openTestbed(t, 1500, false, 0), basic)
+}
 
 func TestTwoNodesUnprivileged(t *testing.T) {
+	t.Parallel()
 	if !lab.Soak {
 		b := openTestbed(t, 9000, false, lab.Nobody)
 		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
@@ -278,6 +287,7 @@ func TestTwoNodesUnprivileged(t *testing.T) {
 // TestEventsAgain repeats what sleeps until an event comes: one that is lost is a
 // program that waits for ever.
 func TestEventsAgain(t *testing.T) {
+	t.Parallel()
 	times := 1
 	if lab.Soak {
 		times = 50
@@ -298,6 +308,7 @@ func TestEventsAgain(t *testing.T) {
 
 // Large buffers in memory that the node maps.
 func TestArena(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, 0)
 	for _, flag := range []string{"--arena", "--arena=only"} {
 		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true},

@@ -43,6 +43,7 @@ const pyverbsTests = "usr/share/doc/rdma-core/tests"
 // Each test passes, or is skipped and stands in pyverbs.txt with the reason; one
 // that stands there and passes is an error too.
 func TestPyverbs(t *testing.T) {
+	t.Parallel()
 	expected := expectedSkips(t)
 	dir := t.TempDir()
 	unpackPyverbs(t, dir)

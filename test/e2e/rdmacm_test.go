@@ -270,6 +270,7 @@ func (w *cmWay) kill(t *testing.T, which string) {
 // TestCM runs the programs that connect by address: within a node, between nodes over RoCEv2, and over
 // the InfiniBand link by addresses of an IP link.
 func TestCM(t *testing.T) {
+	t.Parallel()
 	needs(t, "rping", "mckey", "rstream")
 	s := openSubnet(t, false)
 	s.links(0, 1)
@@ -319,6 +320,7 @@ func TestCM(t *testing.T) {
 // TestCMAgain runs programs that connect by address one after the other, many at a
 // time: none may wait for ever.
 func TestCMAgain(t *testing.T) {
+	t.Parallel()
 	needs(t, "rping")
 	b := openTestbed(t, 9000, false, 0)
 	times := 5
@@ -346,6 +348,7 @@ func TestCMAgain(t *testing.T) {
 // TestCMOtherUser: programs of a user of --allow-uid may connect, from ports that are not
 // root's.
 func TestCMOtherUser(t *testing.T) {
+	t.Parallel()
 	needs(t, "rping")
 	b := openTestbed(t, 9000, true, 0, "--allow-uid", "65534")
 	other := *b.Server

@@ -14,6 +14,7 @@ import (
 // lists nothing, gets nothing from them: by addresses that the programs exchange, by rdma_cm, and by either direction.
 // What it sends is counted.
 func TestRoCEAllow(t *testing.T) {
+	t.Parallel()
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
 	if err != nil {

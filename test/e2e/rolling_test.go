@@ -320,6 +320,7 @@ func (s *rolling) restart(i int, flags ...string) (without, all time.Duration) {
 // that are not restarted have no error, those of a restarted node get the event that their device failed and open it
 // again, and in the end all is as it was. It prints what an idle member takes.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	count := 3
 	if lab.Soak {
 		count = 40

@@ -14,6 +14,7 @@ import (
 // TestTrunkReadable captures a cable while ibv_rc_pingpong sends its buffer, all octets 0x7b, through the trunk on it.
 // The buffer is readable on a plain trunk, and nowhere on an encrypted one.
 func TestTrunkReadable(t *testing.T) {
+	t.Parallel()
 	needs(t, "dumpcap", "ibv_rc_pingpong")
 	pattern := bytes.Repeat([]byte{0x7b}, 16)
 	const messages, size = 100, 3000

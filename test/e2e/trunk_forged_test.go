@@ -92,6 +92,7 @@ func (s *subnet) refused(i, j int, counter string) uint64 {
 // without the key, changes nothing: what is repeated or changed is refused by name, and programs go on. A node with
 // another key, or without one, at the address of a member is not a part of the subnet; the member that returns is.
 func TestForgedTrunk(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	exe, err := os.Executable()
 	if err != nil {

@@ -74,6 +74,7 @@ func (s *subnet) check(m, from, to int, level, what string) (out string) {
 // TestTruth: what ports have is told apart from what is intended, and each fault is found by weft check, weft doctor
 // and the health of weft status.
 func TestTruth(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
 	a, b := (m+1)%3, (m+2)%3

@@ -125,6 +125,7 @@ func ucxAll(t *testing.T, b *testbed, device string, pick func(ucx) bool) {
 }
 
 func TestUCXOneNode(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, lab.Nobody)
 	t.Run("ucx_info -d", func(t *testing.T) {
 		out, err := lab.Run(b.Server.Program("ucx_info", "-d"), 30*time.Second)
@@ -144,6 +145,7 @@ func TestUCXOneNode(t *testing.T) {
 }
 
 func TestUCXTwoNodes(t *testing.T) {
+	t.Parallel()
 	ucxAll(t, openTestbed(t, 9000, false, 0), "weft0", func(u ucx) bool {
 		return u.basic &&
 			strings.Contains(u.args, "65536")
@@ -155,6 +157,7 @@ func TestUCXTwoNodes(t *testing.T) {
 
 // By LID, through switches and a trunk.
 func TestUCXFabric(t *testing.T) {
+	t.Parallel()
 	m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}
 	m.awaitActive(t)
 	ucxAll(t, m.testbed, "weft_ib0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "tag_bw") })

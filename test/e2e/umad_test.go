@@ -189,6 +189,7 @@ var fabricFlags = []string{"--fabric", "--peer", peer, "--store", "memory"}
 // TestDiagnostics runs Debian's infiniband-diags in a fabric that Weft
 // manages.
 func TestDiagnostics(t *testing.T) {
+	t.Parallel()
 	needs(t, "ibstat", "saquery", "ibtracert", "ibping")
 	m := &managed{testbed: openTestbed(t, 1500, false, 0, fabricFlags...)}
 	m.awaitActive(t)
@@ -217,6 +218,7 @@ func (m *managed) ping(t *testing.T) {
 // TestGuardedSubnet: with an M_Key the diagnostics show the fabric as they do without it;
 // a program without it changes nothing, and cannot read it.
 func TestGuardedSubnet(t *testing.T) {
+	t.Parallel()
 	needs(t, "ibstat", "saquery", "ibtracert", "ibportstate")
 	const key = "0x1122334455667788"
 	file := filepath.Join(t.TempDir(), "key")

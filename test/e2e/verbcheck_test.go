@@ -61,11 +61,13 @@ func big(args ...string) []string {
 }
 
 func TestVerbcheckOneNode(t *testing.T) {
+	t.Parallel()
 	verbcheck(t, openTestbed(t, 9000, true, 0), verbcheckLimit, nil, big()...)
 }
 
 // Both ends in one process, of a user without rights.
 func TestVerbcheckLocal(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 9000, true, lab.Nobody)
 	out, err := lab.Run(b.Server.Program(lab.Bin("verbcheck"), "--local"), verbcheckLimit)
 	rows(t, out)
@@ -75,19 +77,23 @@ func TestVerbcheckLocal(t *testing.T) {
 }
 
 func TestVerbcheckArena(t *testing.T) {
+	t.Parallel()
 	verbcheck(t, openTestbed(t, 9000, true, 0), verbcheckLimit, []string{"--arena"})
 }
 
 // One node, but every message through the full packet path.
 func TestVerbcheckWireLocal(t *testing.T) {
+	t.Parallel()
 	verbcheck(t, openTestbed(t, 1500, true, 0, "--wire-local"), verbcheckLimit, nil)
 }
 
 func TestVerbcheckTwoNodes(t *testing.T) {
+	t.Parallel()
 	verbcheck(t, openTestbed(t, 9000, false, 0), verbcheckLimit, nil, big()...)
 }
 
 func TestVerbcheckTwoNodesIPv6(t *testing.T) {
+	t.Parallel()
 	b := openTestbed(t, 1500, false, 0)
 	b.V6 = true
 	verbcheck(t, b, verbcheckLimit, nil)
@@ -102,6 +108,7 @@ func lossy(more ...string) []string {
 
 // Reliable traffic over links that lose, double, reorder and damage packets.
 func TestVerbcheckFaults(t *testing.T) {
+	t.Parallel()
 	for _, f := range [][]string{
 		{"--drop", "1%", "--seed", "7"},
 		{"--duplicate", "5%", "--reorder", "5%", "--corrupt", "1%", "--seed", "8"},

@@ -110,6 +110,7 @@ func (s *stations) counter(n *lab.Node, device, name string) (v uint64) {
 // TestVESWDevices: programs of two nodes use devices in a virtual Ethernet switch, by all kinds of addresses, and
 // no others.
 func TestVESWDevices(t *testing.T) {
+	t.Parallel()
 	s := openStations(t, 1500)
 	if p := s.port(s.Server, blueDevice); p.LinkLayer != "Ethernet" || p.ActiveMTU != 1024 ||
 		p.Segment != "vesw:blue" || p.LID != 0 || len(p.GIDs) != 3 ||
@@ -262,6 +263,7 @@ func (s *stations) disabled(t *testing.T) {
 
 // TestVESWDevicesJumbo: the MTU of a switch is the port's, and every packet takes the full path on one node, too.
 func TestVESWDevicesJumbo(t *testing.T) {
+	t.Parallel()
 	s := openStations(t, 4200, "--wire-local", "--lanes", "2")
 	if p := s.port(s.Server, blueDevice); p.ActiveMTU != 4096 {
 		t.Errorf("%+v", p)

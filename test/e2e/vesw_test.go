@@ -235,6 +235,7 @@ const first = "opa1v0"
 
 // TestVESW: hosts of three nodes are on two virtual Ethernet switches, two of them on both.
 func TestVESW(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true, "--trunk-security", "none") // packets are forged
 	m := s.master(0, 1, 2)
 	red := s.vesw(m, "red", []string{"--mtu", "9000"}, 0, 1, 2)
@@ -487,6 +488,7 @@ func (s *subnet) veswGroup(t *testing.T, group string, nodes ...int) {
 // TestVESWMasterKilled: ports go on while another Ethernet Manager takes over, none bounces, and the new one
 // makes new switches. What the lost node had is forgotten.
 func TestVESWMasterKilled(t *testing.T) {
+	t.Parallel()
 	s := openSubnet(t, true)
 	m := s.master(0, 1, 2)
 	a, b := (m+1)%3, (m+2)%3
@@ -548,6 +550,7 @@ func TestVESWMasterKilled(t *testing.T) {
 // TestVESWNetstack: a user without rights on the host's network is on a virtual Ethernet switch by an IP stack in
 // the node, and its status has the fix.
 func TestVESWNetstack(t *testing.T) {
+	t.Parallel()
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
 	if err != nil {
