@@ -527,6 +527,49 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
+// TestNodeEndsBeforeAnswer: a node that dies while a caller waits, as those do that wait for it to start again, is a node
+// without an answer, whether the kernel reports the end of the stream or a reset of the connection.
+func TestNodeEndsBeforeAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name, says string
+		reads      bool // a socket that is closed with unread bytes is reset
+	}{
+		{"closed", "", true},
+		{"reset", "", false},
+		{"within the answer", "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					n := 1
+					if c.reads {
+						n = 4096
+					}
+					conn.Read(make([]byte, n))
+					conn.Write([]byte(c.says))
+					conn.Close()
+				}
+			}()
+			_, err = Get(context.Background(), client(t, path), GetStatus)
+			want := "cannot read the status: the node ended before it answered. fix: read its log; weft up starts it again"
+			var e *Error
+			if !errors.As(err, &e) || e.Code != CodeNoAnswer || e.Error() != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		})
+	}
+}
+
 func (f *fake) VMs(context.Context) ([]VM, error)            { return nil, f.err }
 func (f *fake) AddVM(_ context.Context, v NewVM) (VM, error) { return VM{NewVM: v}, f.err }
 func (f *fake) DelVM(context.Context, string) error          { return f.err }

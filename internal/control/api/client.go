@@ -122,6 +122,10 @@ func (c *Client) failed(what string, err error) *Error {
 				e.Fix = fmt.Sprintf("kill -CONT %d", pid)
 			}
 		}
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF),
+		errors.Is(err, io.ErrUnexpectedEOF):
+		e.Code, e.Why = CodeNoAnswer, "the node ended before it answered"
+		e.Fix = "read its log; weft up starts it again"
 	default:
 		var op *net.OpError
 		if errors.As(err, &op) {
