@@ -64,7 +64,7 @@ func TestAdapterDisabled(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err := s.nodes[n].Weft("wait", "--for=active", "--timeout", "5s")
-	if err != nil || !strings.Contains(out, "did not wait for weft0, weft_ib0, vf1: disabled on purpose") {
+	if err != nil || !strings.Contains(out, "did not wait for vf1, weft0, weft_ib0: disabled on purpose") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	st, err := s.nodes[n].Status()

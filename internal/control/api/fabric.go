@@ -270,9 +270,9 @@ type Partition struct {
 // device of the node that answers, DEVICE@NODE with a node's host name or GUID, or
 // AllPorts; to show one, a GUID or AllPorts.
 type Member struct {
-	Port       string `json:"port" order:"1,ALL"`
-	Membership string `json:"membership"` // as intended; empty: it shall not be one
-	Name       string `json:"name"`       // of the port's node, where the node that answers has it
+	Port       string `json:"port" order:"2,ALL"`
+	Membership string `json:"membership"`     // as intended; empty: it shall not be one
+	Name       string `json:"name" order:"1"` // of the port's node, where the node that answers has it
 	// Has is the membership by the answers of the port: full, limited or no; of AllPorts the number of ports that are
 	// as intended. It is empty where the node that answers is not the master.
 	Has string `json:"has"`
@@ -307,8 +307,8 @@ type SubnetGroup struct {
 
 // GroupMember is a port in a group.
 type GroupMember struct {
-	PortGUID string   `json:"port_guid" order:"1"`
-	Name     string   `json:"name"`
+	PortGUID string   `json:"port_guid" order:"2"`
+	Name     string   `json:"name" order:"1"`
 	Join     []string `json:"join" order:"value"` // full, non, send_only, send_only_full
 	Differs           // whether packets of the group reach the port
 }
