@@ -561,7 +561,8 @@ func TestNodeEndsBeforeAnswer(t *testing.T) {
 				}
 			}()
 			_, err = Get(context.Background(), client(t, path), GetStatus)
-			want := "cannot read the status: the node ended before it answered. fix: read its log; weft up starts it again"
+			want := "cannot read the status: the node ended before it answered. fix: read its log; " +
+				"weft up starts it again"
 			var e *Error
 			if !errors.As(err, &e) || e.Code != CodeNoAnswer || e.Error() != want {
 				t.Errorf("got %v, want %s", err, want)
