@@ -527,8 +527,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// TestNodeEndsBeforeAnswer: a node that dies while a caller waits, as those do that wait for it to start again, is a node
-// without an answer, whether the kernel reports the end of the stream or a reset of the connection.
+// TestNodeEndsBeforeAnswer: a node that dies while a caller waits is a node without an answer, whether the kernel
+// reports the end of the stream or a reset of the connection.
 func TestNodeEndsBeforeAnswer(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
