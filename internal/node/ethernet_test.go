@@ -41,7 +41,9 @@ func TestEthernetManager(t *testing.T) {
 	}
 	eventually(t, "the second port is active", func() bool {
 		s := r.status()
-		return len(s.Devices) == 3 && s.Devices[2].PortState == "ACTIVE"
+		return len(s.Devices) == 3 && !slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool {
+			return d.PortState != "ACTIVE"
+		})
 	})
 	ports := []*vnic.Ports{r.serveVESW(firstNative), r.serveVESW("weft_ib1")}
 	v, err := api.Call(ctx, r.cli, api.CreateVESW, api.VESWCreate{Name: "lab", MTU: 9000, PCP: []int{0, 0, 0, 0, 0, 0,

@@ -158,7 +158,9 @@ func twoNative(t *testing.T) *running {
 	}
 	eventually(t, "the second port is active", func() bool {
 		s := r.status()
-		return len(s.Devices) == 3 && s.Devices[2].PortState == "ACTIVE"
+		return len(s.Devices) == 3 && !slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool {
+			return d.PortState != "ACTIVE"
+		})
 	})
 	return r
 }

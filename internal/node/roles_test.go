@@ -15,6 +15,7 @@ import (
 	"weft/internal/mgmt/member/home"
 	"weft/internal/mgmt/store"
 	"weft/internal/node/mgmt"
+	"weft/internal/proto/condtest"
 )
 
 // TestFoundWithoutMKey: where the M_Key of a fabric cannot be written, it is open to others, and status reports that.
@@ -93,7 +94,10 @@ func TestRolesOfMembers(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	eventually(t, "the administrator changes the subnet", func() bool { return a.addPartition("0x8001") == nil })
+	condtest.Until(t, "the administrator changes the subnet", func() bool {
+		err = a.addPartition("0x8001")
+		return err == nil
+	}, func() any { return err })
 	for _, r := range []*running{a, b} { // a handshake in the middle would outlive the nodes
 		eventually(t, "the trunk is up", func() bool {
 			list, err := api.Get(ctx, r.cli, api.ListTrunks)
