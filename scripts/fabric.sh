@@ -2,9 +2,10 @@
 #
 # fabric.sh is sourced by the demo and the benchmark: nodes, namespaces and
 # pairs of programs, and their end. The caller sets name to what its errors
-# start with.
+# start with. WEFT_BIN names the directory of weft and its libraries, bin/ if
+# it is not set; a relative one begins at the top of the source tree.
 
-weft=$PWD/bin/weft
+weft=$(realpath "${WEFT_BIN:-bin}/weft")
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/weft-$name.XXXXXX")
 ns_a=weft-$name-$$-a ns_b=weft-$name-$$-b ns_c=weft-$name-$$-c
 port=18515

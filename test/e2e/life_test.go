@@ -288,15 +288,7 @@ func TestAutoStart(t *testing.T) {
 	}
 	defer ns.Close()
 	defer other.Close()
-	home := t.TempDir()
-	for d := home; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chown(home, lab.Nobody, lab.Nobody); err != nil {
-		t.Fatal(err)
-	}
+	home := homeOfNobody(t)
 	env := []string{"HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WEFT_DIR="}
 	cmd := func(args ...string) lab.Cmd {
 		return lab.Cmd{NetNS: ns.Name, UID: lab.Nobody, Env: env, Args: append([]string{lab.Bin("weft")}, args...)}
@@ -317,6 +309,21 @@ func TestAutoStart(t *testing.T) {
 	if out, err = lab.Run(cmd("status"), 20*time.Second); err != nil {
 		t.Errorf("weft status: %v\n%s", err, out)
 	}
+}
+
+// homeOfNobody returns a new directory that lab.Nobody owns and can reach. The test removes it at its end.
+func homeOfNobody(t *testing.T) string {
+	t.Helper()
+	home := t.TempDir()
+	for d := home; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(home, lab.Nobody, lab.Nobody); err != nil {
+		t.Fatal(err)
+	}
+	return home
 }
 
 // Mistakes of a user: one line that names the fix.
