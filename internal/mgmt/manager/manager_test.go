@@ -25,9 +25,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// limit is how long a test waits for what must come.
-const limit = time.Minute
-
 // node is a switch with a manager behind port 0 and an adapter at port 1. Its goroutine is the caller
 // of pump.
 type node struct {
