@@ -46,7 +46,7 @@ func TestDemoBesideRoot(t *testing.T) {
 	}
 	was, before := contents(t, root)
 
-	demoOfNobody(t, root)
+	demoAsUser(t, root)
 
 	if n, after := contents(t, root); n != was || n == 0 || after != before {
 		t.Errorf("root's node had %d objects before the demo and %d after it:\n%s\n%s", was, n, before, after)
@@ -59,7 +59,7 @@ func TestDemoBesideRoot(t *testing.T) {
 	}
 }
 
-// startInRun starts a node of root in /run/weft, in a mount namespace whose /run is empty. The node ends with the test.
+// startInRun starts a node of root in /run/weft, in a mount namespace with an empty /run. The node ends with the test.
 func startInRun(t *testing.T, ns *lab.NetNS) *lab.Node {
 	t.Helper()
 	// ip netns exec has made a mount namespace of its own; the mount is in no other.
@@ -80,10 +80,10 @@ func startInRun(t *testing.T, ns *lab.NetNS) *lab.Node {
 	return &lab.Node{Dir: fmt.Sprintf("/proc/%d/root/run/weft", p.PID()), NetNS: ns, Proc: p}
 }
 
-// demoOfNobody runs the demo as lab.Nobody in the namespaces of a node, from a copy in a directory of this user.
-func demoOfNobody(t *testing.T, beside *lab.Node) {
+// demoAsUser runs the demo as an ordinary user in the namespaces of a node, from a copy in the home of this user.
+func demoAsUser(t *testing.T, beside *lab.Node) {
 	t.Helper()
-	home := homeOfNobody(t)
+	home := userHome(t)
 	scripts := filepath.Join(home, "scripts")
 	if err := os.Mkdir(scripts, 0o755); err != nil {
 		t.Fatal(err)

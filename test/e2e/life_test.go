@@ -288,7 +288,7 @@ func TestAutoStart(t *testing.T) {
 	}
 	defer ns.Close()
 	defer other.Close()
-	home := homeOfNobody(t)
+	home := userHome(t)
 	env := []string{"HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WEFT_DIR="}
 	cmd := func(args ...string) lab.Cmd {
 		return lab.Cmd{NetNS: ns.Name, UID: lab.Nobody, Env: env, Args: append([]string{lab.Bin("weft")}, args...)}
@@ -311,8 +311,8 @@ func TestAutoStart(t *testing.T) {
 	}
 }
 
-// homeOfNobody returns a new directory that lab.Nobody owns and can reach. The test removes it at its end.
-func homeOfNobody(t *testing.T) string {
+// userHome returns a new directory of an ordinary user. The test removes it at its end.
+func userHome(t *testing.T) string {
 	t.Helper()
 	home := t.TempDir()
 	for d := home; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
