@@ -256,6 +256,20 @@ static bool open_device(const char *path, int flags, int *fd)
 	return *fd != WEFT_NOT_MINE;
 }
 
+/*
+ * Whether fd, opened by a path of the tree, stands for an attribute that the
+ * kernel cannot read: a GID's without an interface, or an unused entry's. The
+ * node writes an empty file for it. Programs expect EINVAL, which the kernel
+ * returns from read.
+ */
+static bool unreadable(const char *path, int fd)
+{
+	struct stat st;
+
+	return strstr(path, "/gid_attrs/") && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+	       st.st_size == 0;
+}
+
 #define DEFINE_OPEN_SLOW(f, params, args) \
 SLOW int slow_##f params \
 { \
@@ -264,9 +278,16 @@ SLOW int slow_##f params \
 \
 	if (open_device(path, flags, &fd)) \
 		return fd; \
-	if (rewrite(path, buf, sizeof(buf))) \
-		path = buf; \
-	return CALL(-1, f, args); \
+	if (!rewrite(path, buf, sizeof(buf))) \
+		return CALL(-1, f, args); \
+	path = buf; \
+	fd = CALL(-1, f, args); \
+	if (fd >= 0 && unreadable(path, fd)) { \
+		close(fd); \
+		errno = EINVAL; \
+		fd = -1; \
+	} \
+	return fd; \
 }
 
 /* Only these flags come with a mode. */
@@ -315,10 +336,32 @@ int weft_real_open(const char *path, int flags, unsigned int mode)
 	return CALL(-1, open, (path, flags, mode));
 }
 
-DEFINE(FILE *, NULL, fopen, (const char *path, const char *mode), (path, mode))
-DEFINE(FILE *, NULL, fopen64, (const char *path, const char *mode), (path, mode))
-DEFINE(FILE *, NULL, freopen, (const char *path, const char *mode, FILE *f), (path, mode, f))
-DEFINE(FILE *, NULL, freopen64, (const char *path, const char *mode, FILE *f), (path, mode, f))
+#define DEFINE_FOPEN(f, params, args) \
+SLOW FILE *slow_##f params \
+{ \
+	char buf[PATH_MAX]; \
+	FILE *opened; \
+\
+	if (!rewrite(path, buf, sizeof(buf))) \
+		return CALL(NULL, f, args); \
+	path = buf; \
+	opened = CALL(NULL, f, args); \
+	if (opened && unreadable(path, fileno(opened))) { \
+		fclose(opened); \
+		errno = EINVAL; \
+		opened = NULL; \
+	} \
+	return opened; \
+} \
+INTERPOSE FILE *f params \
+{ \
+	return likely(!maybe(path)) ? CALL(NULL, f, args) : slow_##f args; \
+}
+
+DEFINE_FOPEN(fopen, (const char *path, const char *mode), (path, mode))
+DEFINE_FOPEN(fopen64, (const char *path, const char *mode), (path, mode))
+DEFINE_FOPEN(freopen, (const char *path, const char *mode, FILE *f), (path, mode, f))
+DEFINE_FOPEN(freopen64, (const char *path, const char *mode, FILE *f), (path, mode, f))
 
 /* --- stat ---------------------------------------------------------------- */
 

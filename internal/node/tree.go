@@ -135,7 +135,7 @@ const ethernetRate = "25 Gb/sec (1X EDR)"
 // ethernetPort describes an Ethernet port, but for its GIDs.
 func ethernetPort(p *hca.Port) sysfs.Port {
 	return sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate,
-		CapMask: portCapMask, PKeys: p.PKeys}
+		CapMask: portCapMask, GIDTableLen: p.GIDTableLen(), PKeys: p.PKeys}
 }
 
 // hostPort is the Ethernet port with the host's addresses. devs are the network interfaces that it stands for.
@@ -160,7 +160,7 @@ func addGIDs(port sysfs.Port, p *hca.Port, kind string) sysfs.Port {
 
 func nativePort(p *hca.Port) sysfs.Port {
 	return addGIDs(sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: rateText(p), LID: p.LID,
-		SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask, PKeys: p.PKeys}, p, "IB/RoCE v1")
+		SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask, GIDTableLen: p.GIDTableLen(), PKeys: p.PKeys}, p, "IB/RoCE v1")
 }
 
 // speedNames are the kernel's names of lane speeds.

@@ -34,6 +34,7 @@ ssize_t __readlinkat_chk(int dir, const char *path, char *buf, size_t size, size
 #define DEV "/dev/infiniband/uverbs0"
 #define SYS "/sys/class/infiniband/weft0"
 #define FILE_ SYS "/node_guid"
+#define NONE_ SYS "/gid_attrs/types/1" /* an unused entry's: empty in the tree */
 #define TEXT "0000:1111:2222:3333\n"
 
 /* A constructor of another library may come before that of paths.c. */
@@ -101,6 +102,33 @@ static void with_tree(const char *dir)
 	CHECK(file_reads_text(fopen64(FILE_, "r")));
 	CHECK(file_reads_text(freopen(FILE_, "r", fopen("/dev/null", "r"))));
 	CHECK(file_reads_text(freopen64(FILE_, "r", fopen("/dev/null", "r"))));
+
+	/* what the kernel cannot read; an empty file elsewhere is one to read */
+#define UNREADABLE(call, none) \
+	do { \
+		errno = 0; \
+		CHECK((call) == (none) && errno == EINVAL); \
+	} while (0)
+	UNREADABLE(open(NONE_, O_RDONLY), -1);
+	UNREADABLE(open64(NONE_, O_RDONLY), -1);
+	UNREADABLE(openat(AT_FDCWD, NONE_, O_RDONLY), -1);
+	UNREADABLE(openat64(-1, NONE_, O_RDONLY), -1);
+	UNREADABLE(__open_2(NONE_, O_RDONLY), -1);
+	UNREADABLE(__open64_2(NONE_, O_RDONLY), -1);
+	UNREADABLE(__openat_2(-1, NONE_, O_RDONLY), -1);
+	UNREADABLE(__openat64_2(-1, NONE_, O_RDONLY), -1);
+	UNREADABLE(fopen(NONE_, "r"), NULL);
+	UNREADABLE(fopen64(NONE_, "r"), NULL);
+	UNREADABLE(freopen(NONE_, "r", fopen("/dev/null", "r")), NULL);
+	UNREADABLE(freopen64(NONE_, "r", fopen("/dev/null", "r")), NULL);
+	CHECK(stat(NONE_, &st) == 0 && S_ISREG(st.st_mode) && access(NONE_, R_OK) == 0);
+	CHECK(reads_text(open(SYS "/gid_attrs/types/0", O_RDONLY)));
+	n = open(SYS "/gid_attrs/types", O_RDONLY | O_DIRECTORY);
+	CHECK(n >= 0);
+	close(n);
+	n = open(SYS "/empty", O_RDONLY);
+	CHECK(n >= 0 && read(n, b, 1) == 0);
+	close(n);
 
 	/* modes of created files reach the kernel */
 	snprintf(b, sizeof(b), "%s/created", dir);
@@ -352,12 +380,16 @@ int main(int argc, char **argv)
 	static const char *const dirs[] = {
 		"/tree", "/tree/dev", "/tree/dev/infiniband", "/tree/sys", "/tree/sys/class",
 		"/tree/sys/class/infiniband", "/tree/sys/class/infiniband_verbs", "/tree/sys/class/misc",
-		"/tree/sys/class/misc/rdma_cm", "/tree/sys/devices", "/tree/sys/devices/weft", "/empty",
+		"/tree/sys/class/misc/rdma_cm", "/tree/sys/devices", "/tree/sys/devices/weft", "/tree/sys/devices/weft/gid_attrs",
+		"/tree/sys/devices/weft/gid_attrs/types", "/empty",
 	};
 	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++)
 		folder(dir, dirs[i]);
 	put(dir, DEV, "");
 	put(dir, "/sys/devices/weft/node_guid", TEXT);
+	put(dir, "/sys/devices/weft/empty", "");
+	put(dir, "/sys/devices/weft/gid_attrs/types/0", TEXT);
+	put(dir, "/sys/devices/weft/gid_attrs/types/1", "");
 	snprintf(b, sizeof(b), "%s/tree%s", dir, SYS);
 	CHECK(symlink("../../devices/weft", b) == 0);
 

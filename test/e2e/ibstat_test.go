@@ -35,7 +35,7 @@ func TestIbstatReadsTheTree(t *testing.T) {
 		Ports: []sysfs.Port{
 			{State: ib.PortActive, Phys: ib.PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)",
 				CapMask: 0x10000,
-				GIDs:    []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, PKeys: []ib.PKey{ib.DefaultPKey}},
+				GIDs:    []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, GIDTableLen: 256, PKeys: []ib.PKey{ib.DefaultPKey}},
 			{State: ib.PortDown, Phys: ib.PhysDisabled, LinkLayer: "InfiniBand", Rate: "10 Gb/sec (4X SDR)",
 				LID: 0x1234, SMLID: 1, LMC: 2,
 				GIDs: []sysfs.GID{{GID: gid, Type: "IB/RoCE v1"}}, PKeys: []ib.PKey{ib.DefaultPKey}},
@@ -44,9 +44,23 @@ func TestIbstatReadsTheTree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(ibstat)
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+shim, "WEFT_DIR="+dir)
-	out, err := cmd.CombinedOutput()
+	run := func(name string, args ...string) (string, error) {
+		cmd := exec.Command(name, args...)
+		cmd.Env = append(os.Environ(), "LC_ALL=C", "LD_PRELOAD="+shim, "WEFT_DIR="+dir)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	const port = "/sys/class/infiniband/weft7/ports/1/"
+	for file, want := range map[string]string{"gids/0": gid.String() + "\n", "gid_attrs/types/0": "RoCE v2\n",
+		"gids/255":            "0000:0000:0000:0000:0000:0000:0000:0000\n",
+		"gid_attrs/types/255": "cat: " + port + "gid_attrs/types/255: Invalid argument\n",
+		"gid_attrs/ndevs/255": "cat: " + port + "gid_attrs/ndevs/255: Invalid argument\n",
+		"gids/256":            "cat: " + port + "gids/256: No such file or directory\n"} {
+		if out, _ := run("cat", port+file); out != want {
+			t.Errorf("cat %s: want %q, got %q", file, want, out)
+		}
+	}
+	out, err := run(ibstat)
 	if err != nil {
 		t.Fatalf("ibstat: %v\n%s", err, out)
 	}
@@ -78,7 +92,7 @@ func TestIbstatReadsTheTree(t *testing.T) {
 		Port GUID: 0x0000000000000042
 		Link layer: InfiniBand
 `
-	if diff := cmp.Diff(want, string(out)); diff != "" {
+	if diff := cmp.Diff(want, out); diff != "" {
 		t.Error(diff)
 	}
 }

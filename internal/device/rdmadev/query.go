@@ -34,13 +34,9 @@ func (d *Device) queryDevice(_, res []byte) error {
 }
 
 func (d *Device) queryPort(_, res []byte) error {
-	put(res, abi.QueryPortResult{GIDTblLen: gidTableSize, MaxMsgSz: ib.MaxMessage}.Append(nil))
+	put(res, abi.QueryPortResult{GIDTblLen: hca.EthernetGIDs, MaxMsgSz: ib.MaxMessage}.Append(nil))
 	return nil
 }
-
-// gidTableSize is the length of an Ethernet port's GID table as clients see
-// it; sgid_index has eight bits.
-const gidTableSize = 256
 
 // Port attributes with verbs numbers.
 const (
@@ -65,21 +61,13 @@ func portSpeed(p *hca.Port) uint8 {
 	return uint8(p.Speed)
 }
 
-// gidTableLen returns how many entries the port's GID table has for clients.
-func gidTableLen(p *hca.Port) uint32 {
-	if p.Link == ib.LinkInfiniBand {
-		return uint32(len(p.GIDs))
-	}
-	return gidTableSize
-}
-
 func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 	if v.Port != 1 {
 		return syscall.EINVAL
 	}
 	p := d.adapter.Port()
 	r := abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: uint8(p.Phys),
-		LinkLayer: uint8(p.Link), GIDTblLen: uint16(gidTableLen(p)), PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage}
+		LinkLayer: uint8(p.Link), GIDTblLen: uint16(p.GIDTableLen()), PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage}
 	if p.Link == ib.LinkInfiniBand {
 		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags = uint8(p.Width), portSpeed(p), p.CapMask
 		r.LID, r.LMC, r.SMLID, r.SMSL, r.SubnetTimeout, r.InitType = p.LID, p.LMC, p.SMLID, p.SMSL, p.SubnetTimeout, p.InitType
@@ -93,7 +81,7 @@ func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 
 func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
 	p := d.adapter.Port()
-	if v.Index >= gidTableLen(p) {
+	if v.Index >= uint32(p.GIDTableLen()) {
 		return syscall.EINVAL
 	}
 	r := abi.QueryGIDResult{Type: abi.GIDTypeRoCEv2}

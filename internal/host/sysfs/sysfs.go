@@ -51,8 +51,10 @@ type Port struct {
 	SMSL      uint8
 	CapMask   uint32
 	// GIDs is the table by index; entries with a zero GID are unused.
-	GIDs  []GID
-	PKeys []ib.PKey
+	GIDs []GID
+	// GIDTableLen is the length of the table; its entries behind GIDs are unused.
+	GIDTableLen int
+	PKeys       []ib.PKey
 }
 
 // GID is one entry of a port's GID table.
@@ -109,6 +111,31 @@ func (w *writer) file(name, format string, args ...any) {
 	if w.err == nil {
 		line := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ") + "\n"
 		w.err = os.WriteFile(filepath.Join(w.root, name), []byte(line), 0o644)
+	}
+}
+
+// indexed makes files with one text in a directory that exists, named by the indexes of a table. They are hard links to
+// the first of them, named from within the directory: most entries of a GID table are unused, hundreds, and files of
+// their own take several times as long.
+func (w *writer) indexed(dir, text string, indexes []int) {
+	if w.err != nil || len(indexes) == 0 {
+		return
+	}
+	dir = filepath.Join(w.root, dir)
+	first := strconv.Itoa(indexes[0])
+	if w.err = os.WriteFile(filepath.Join(dir, first), []byte(text), 0o644); w.err != nil {
+		return
+	}
+	d, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		w.err = err
+		return
+	}
+	defer unix.Close(d)
+	for _, i := range indexes[1:] {
+		if w.err = unix.Linkat(d, first, d, strconv.Itoa(i), 0); w.err != nil {
+			return
+		}
 	}
 }
 
@@ -227,16 +254,26 @@ func (w *writer) port(base string, p Port) {
 	for i, k := range p.PKeys {
 		w.file(fmt.Sprintf("%s/pkeys/%d", base, i), "0x%04x", uint16(k))
 	}
-	for i, g := range p.GIDs {
+	var unused, noNetDev []int
+	for i := range max(len(p.GIDs), p.GIDTableLen) {
+		if i >= len(p.GIDs) || p.GIDs[i].GID.IsZero() {
+			unused, noNetDev = append(unused, i), append(noNetDev, i)
+			continue
+		}
+		g := p.GIDs[i]
 		w.file(fmt.Sprintf("%s/gids/%d", base, i), "%s", g.GID)
-		if g.GID.IsZero() {
-			continue // the kernel's attribute files of an unused entry cannot be read either
-		}
 		w.file(fmt.Sprintf("%s/gid_attrs/types/%d", base, i), "%s", g.Type)
-		if g.NetDev != "" {
-			w.file(fmt.Sprintf("%s/gid_attrs/ndevs/%d", base, i), "%s", g.NetDev)
+		if g.NetDev == "" {
+			noNetDev = append(noNetDev, i)
+			continue
 		}
+		w.file(fmt.Sprintf("%s/gid_attrs/ndevs/%d", base, i), "%s", g.NetDev)
 	}
+	// The kernel cannot read the attributes of an unused entry, nor the name of an interface that is not there. The shim
+	// has open fail with EINVAL if the file of an attribute is empty.
+	w.indexed(base+"/gids", ib.GID{}.String()+"\n", unused)
+	w.indexed(base+"/gid_attrs/types", "", unused)
+	w.indexed(base+"/gid_attrs/ndevs", "", noNetDev)
 }
 
 func portStateName(s ib.PortState) string {

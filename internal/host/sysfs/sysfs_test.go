@@ -27,8 +27,10 @@ func device(name string) Device {
 			GIDs: []GID{
 				{GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::1")), Type: "RoCE v2", NetDev: "eth0"},
 				{GID: ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1")), Type: "RoCE v2", NetDev: "eth0"},
-				{},
+				{}, // unused, as are those up to the end
+				{GID: ib.GIDFromAddr(netip.MustParseAddr("10.0.0.2")), Type: "RoCE v2"},
 			},
+			GIDTableLen: 256,
 		}},
 	}
 }
@@ -131,11 +133,21 @@ func TestTree(t *testing.T) {
 		p + "pkeys/0":                                    "0xffff\n",
 		p + "gids/0":                                     "fe80:0000:0000:0000:0000:0000:0000:0001\n",
 		p + "gids/1":                                     "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
-		p + "gids/2":                                     "0000:0000:0000:0000:0000:0000:0000:0000\n",
+		p + "gids/3":                                     "0000:0000:0000:0000:0000:ffff:0a00:0002\n",
 		p + "gid_attrs/types/0":                          "RoCE v2\n",
 		p + "gid_attrs/types/1":                          "RoCE v2\n",
+		p + "gid_attrs/types/3":                          "RoCE v2\n",
 		p + "gid_attrs/ndevs/0":                          "eth0\n",
 		p + "gid_attrs/ndevs/1":                          "eth0\n",
+	}
+	want[p+"gid_attrs/ndevs/3"] = "" // stands for a file whose read fails
+	for i := 2; i < 256; i++ {
+		if i == 3 {
+			continue
+		}
+		n := strconv.Itoa(i)
+		want[p+"gids/"+n] = "0000:0000:0000:0000:0000:0000:0000:0000\n"
+		want[p+"gid_attrs/types/"+n], want[p+"gid_attrs/ndevs/"+n] = "", ""
 	}
 	if diff := cmp.Diff(want, list(t, dir)); diff != "" {
 		t.Error(diff)

@@ -80,6 +80,17 @@ func (p *Port) PathMTU(gid ib.GID) ib.MTU {
 	return p.MTU
 }
 
+// EthernetGIDs is the length of an Ethernet port's GID table as clients see it: sgid_index has eight bits.
+const EthernetGIDs = 256
+
+// GIDTableLen returns how many entries the port's GID table has for clients.
+func (p *Port) GIDTableLen() int {
+	if p.Link == ib.LinkInfiniBand {
+		return len(p.GIDs)
+	}
+	return EthernetGIDs
+}
+
 // own reports whether traffic with gid never leaves the node.
 func (p *Port) own(gid ib.GID) bool { return !p.WireLocal && p.Lookup(gid) >= 0 }
 
