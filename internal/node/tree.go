@@ -160,7 +160,8 @@ func addGIDs(port sysfs.Port, p *hca.Port, kind string) sysfs.Port {
 
 func nativePort(p *hca.Port) sysfs.Port {
 	return addGIDs(sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: rateText(p), LID: p.LID,
-		SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask, GIDTableLen: p.GIDTableLen(), PKeys: p.PKeys}, p, "IB/RoCE v1")
+		SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask,
+		GIDTableLen: p.GIDTableLen(), PKeys: p.PKeys}, p, "IB/RoCE v1")
 }
 
 // speedNames are the kernel's names of lane speeds.

@@ -103,7 +103,7 @@ static void with_tree(const char *dir)
 	CHECK(file_reads_text(freopen(FILE_, "r", fopen("/dev/null", "r"))));
 	CHECK(file_reads_text(freopen64(FILE_, "r", fopen("/dev/null", "r"))));
 
-	/* what the kernel cannot read; an empty file elsewhere is one to read */
+	/* attributes that the kernel cannot read; empty files elsewhere can be read */
 #define UNREADABLE(call, none) \
 	do { \
 		errno = 0; \

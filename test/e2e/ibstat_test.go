@@ -35,7 +35,8 @@ func TestIbstatReadsTheTree(t *testing.T) {
 		Ports: []sysfs.Port{
 			{State: ib.PortActive, Phys: ib.PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)",
 				CapMask: 0x10000,
-				GIDs:    []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, GIDTableLen: 256, PKeys: []ib.PKey{ib.DefaultPKey}},
+				GIDs:    []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, GIDTableLen: 256,
+				PKeys: []ib.PKey{ib.DefaultPKey}},
 			{State: ib.PortDown, Phys: ib.PhysDisabled, LinkLayer: "InfiniBand", Rate: "10 Gb/sec (4X SDR)",
 				LID: 0x1234, SMLID: 1, LMC: 2,
 				GIDs: []sysfs.GID{{GID: gid, Type: "IB/RoCE v1"}}, PKeys: []ib.PKey{ib.DefaultPKey}},

@@ -83,7 +83,7 @@ func rocePingPong(server, client *lab.Node, address func(*lab.NetNS) string) (ou
 	}
 	p, err := lab.StartPair(tcp, cmd[0], cmd[1])
 	defer p.Kill()
-	if err == nil { // a server whose client has failed waits on
+	if err == nil { // a server waits on after its client has failed
 		err = p.Client.WaitBeside(p.Server, cmLimit)
 	}
 	if err == nil {

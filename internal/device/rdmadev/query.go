@@ -67,7 +67,8 @@ func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 	}
 	p := d.adapter.Port()
 	r := abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: uint8(p.Phys),
-		LinkLayer: uint8(p.Link), GIDTblLen: uint16(p.GIDTableLen()), PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage}
+		LinkLayer: uint8(p.Link), GIDTblLen: uint16(p.GIDTableLen()), PKeyTblLen: uint16(len(p.PKeys)),
+		MaxMsgSz: ib.MaxMessage}
 	if p.Link == ib.LinkInfiniBand {
 		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags = uint8(p.Width), portSpeed(p), p.CapMask
 		r.LID, r.LMC, r.SMLID, r.SMSL, r.SubnetTimeout, r.InitType = p.LID, p.LMC, p.SMLID, p.SMSL, p.SubnetTimeout, p.InitType

@@ -72,7 +72,7 @@ type QKey uint32
 const GSIQKey QKey = 0x80010000
 
 // QKeyControlled is the bit that marks a privileged queue key. A send request
-// whose remote key has it set transmits the queue pair's own key instead.
+// with it set in the remote key transmits the queue pair's own key instead.
 const QKeyControlled QKey = 1 << 31
 
 // QPN is a 24-bit queue pair number.

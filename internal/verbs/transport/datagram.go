@@ -143,7 +143,7 @@ func (p *responder) failUnreliable(status ib.Status, reason uint32) {
 	p.life.enterErr(false)
 }
 
-// failUnreliableWrite handles a WRITE whose data could not be placed. If the key is not valid any more, the message is
+// failUnreliableWrite handles a WRITE if its data could not be placed. If the key is not valid any more, the message is
 // dropped. Otherwise the memory is gone, and the queue pair goes to ERR, as it does if the copy fails at the flush.
 func (p *responder) failUnreliableWrite() {
 	if p.target.region.Revoked() {
