@@ -14,8 +14,9 @@ enum { GID_FOUND = -2 };
 
 static struct weft_lock lock;
 /* How likely a record is the reason of a bad end: a more likely one is not replaced. Programs try what a device may
- * lack, and go on without it. Nothing goes on without the node. */
-enum rank { NOTHING, EMPTY_GID, UNSUPPORTED, REFUSED, NODE_LOST };
+ * lack, and go on without it; they look for a limit by trying, and go on within it (weft_explain_made). Nothing goes on
+ * without the node. */
+enum rank { NOTHING, EMPTY_GID, UNSUPPORTED, LIMIT, REFUSED, NODE_LOST };
 
 static char last[LINE];  /* guarded by lock, as are last_pid and last_rank */
 static pid_t last_pid;   /* of the process that recorded it, or 0 */
@@ -93,14 +94,25 @@ static const char *meaning(int err, const char **fix)
 	}
 }
 
-void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
-		  ...)
+void weft_explain_made(void)
+{
+	if (mode() != AT_EXIT)
+		return;
+	weft_lock(&lock);
+	if (last_rank == LIMIT && last_pid == getpid()) {
+		last_pid = 0;
+		last_rank = NOTHING;
+	}
+	weft_unlock(&lock);
+}
+
+static void explain(enum rank rank, struct ibv_context *c, const char *call, int err, const char *fix,
+		    const char *why, va_list ap)
 {
 	const char *general = NULL, *general_fix = NULL;
 	char line[LINE] = { 0 };
 	int saved = errno;
 	size_t n;
-	va_list ap;
 
 	if (mode() == OFF)
 		return;
@@ -115,19 +127,37 @@ void weft_explain(struct ibv_context *c, const char *call, int err, const char *
 	n = (size_t)snprintf(line, LINE - 1, "weft: %s%s%s failed (%s): ", call, c ? " of " : "",
 			     c ? c->device->name : "", strerror(err));
 	if (n < LINE - 1) {
-		va_start(ap, why);
 		if (general)
 			snprintf(line + n, LINE - 1 - n, "%s", general);
 		else
 			vsnprintf(line + n, LINE - 1 - n, why, ap);
-		va_end(ap);
 		n = strlen(line);
 	}
 	if (fix && n < LINE - 1)
 		snprintf(line + n, LINE - 1 - n, ". fix: %s", fix);
 	strcat(line, "\n");
-	record(line, err == EOPNOTSUPP ? UNSUPPORTED : err == ENODATA ? EMPTY_GID : REFUSED);
+	record(line, rank);
 	errno = saved;
+}
+
+void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
+		  ...)
+{
+	va_list ap;
+
+	va_start(ap, why);
+	explain(err == EOPNOTSUPP ? UNSUPPORTED : err == ENODATA ? EMPTY_GID : REFUSED, c, call, err, fix, why, ap);
+	va_end(ap);
+}
+
+/* The same for what a limit of the device refuses. */
+static void explain_limit(struct ibv_context *c, const char *call, int err, const char *fix, const char *why, ...)
+{
+	va_list ap;
+
+	va_start(ap, why);
+	explain(LIMIT, c, call, err, fix, why, ap);
+	va_end(ap);
 }
 
 /* Verbs that Weft does not have: why, and what a program can do instead. optional: programs do without, so that it is
@@ -300,7 +330,7 @@ static bool above(struct ibv_context *c, const char *call, int err, const char *
 {
 	if (asked <= limit)
 		return false;
-	weft_explain(c, call, err, "ask for less; ibv_devinfo -v shows the limits",
+	explain_limit(c, call, err, "ask for less; ibv_devinfo -v shows the limits",
 		     "%s %llu is above the limit of the device, %llu", what,
 		     (unsigned long long)asked, (unsigned long long)limit);
 	return true;

@@ -26,6 +26,10 @@ bool weft_explains(void);
 void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
 		  ...) __attribute__((format(printf, 5, 6)));
 
+/* The program made an object: a limit that refused a call before was one that the program looked for, and is not the
+ * reason of a bad end. */
+void weft_explain_made(void);
+
 /* Records that the program read the GID of an index, and whether there is one. Programs read the whole table as well:
  * an empty entry is the reason of a bad end only where the program found no GID at all, and nothing else failed. */
 void weft_explain_gid(struct ibv_context *c, uint32_t index, bool there);

@@ -192,6 +192,12 @@ static int await_answer(struct weft_ctx *ctx)
 	return 0;
 }
 
+static bool makes_object(uint8_t cmd)
+{
+	return cmd == WEFT_CMD_CREATE_PD || cmd == WEFT_CMD_CREATE_CQ || cmd == WEFT_CMD_CREATE_QP ||
+	       cmd == WEFT_CMD_CREATE_SRQ || cmd == WEFT_CMD_REG_MR_VA;
+}
+
 int weft_command_beside(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen, void *out, size_t outlen,
 			void (*meanwhile)(void *arg), void *arg)
 {
@@ -229,6 +235,8 @@ int weft_command_beside(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_
 	weft_unlock(&ctx->ctl);
 	if (err)
 		weft_log("command %u: %s", cmd, strerror(err));
+	else if (makes_object(cmd))
+		weft_explain_made();
 	errno = saved;
 	return err;
 }

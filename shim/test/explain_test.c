@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls that fail, for what the library prints of them (WEFT_EXPLAIN): run.sh compares it. The second argument is the
  * exit status; with a third, "missing", only verbs that Weft does not have are called, and with "killed" the node ends
- * after them. */
+ * after them. With "limit" the program ends once a limit has refused a queue pair, with "probed" once it has made a
+ * smaller one. */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <stdlib.h>
@@ -53,15 +54,19 @@ int main(int argc, char **argv)
 		while (ibv_query_port(ctx, 1, &port) == 0)
 			usleep(1000);
 	}
-	if (argc > 3)
+	if (argc > 3 && (strcmp(argv[3], "missing") == 0 || strcmp(argv[3], "killed") == 0))
 		exit(failures ? 9 : atoi(argv[2]));
 	init.send_cq = init.recv_cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
 	CHECK(pd && init.send_cq);
 	CHECK(!ibv_reg_mr(pd, (void *)0x1000, 4096, IBV_ACCESS_ON_DEMAND));
 	CHECK(!ibv_create_qp(pd, &init) && errno == EINVAL);
+	if (argc > 3 && strcmp(argv[3], "limit") == 0)
+		exit(failures ? 9 : atoi(argv[2]));
 	init.cap.max_send_wr = 4;
 	qp = ibv_create_qp(pd, &init);
 	CHECK(qp);
+	if (argc > 3)
+		exit(failures ? 9 : atoi(argv[2]));
 	attr.ah_attr.port_num = 7;
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_AV) == EINVAL && errno == EINVAL);
 	CHECK(!ibv_reg_mr(pd, (void *)0x1000, 4096, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);

@@ -113,7 +113,7 @@ $cc $flags -O1 "$here/newer_test.c" $fake -L"$out" -llater -libverbs -ldl \
 
 # Why calls failed: nothing, the last at a bad end, or all.
 $cc $flags -O1 "$here/explain_test.c" $fake -libverbs -o "$out/explain_test"
-explains() { # WEFT_EXPLAIN, exit status, what is printed, and "missing" for these calls alone, or "killed"
+explains() { # WEFT_EXPLAIN, exit status, what is printed, and the third argument of explain_test, if any
 	got=$(WEFT_EXPLAIN="$1" "$out/explain_test" "$out/verbs.so" "$2" ${4:-} 2>&1) && status=0 || status=$?
 	[ "$status" = "$2" ] && [ "$got" = "$3" ] || {
 		echo "explain: WEFT_EXPLAIN=$1: status $status, want $2; got '$got', want '$3'" >&2
@@ -152,6 +152,8 @@ explains 1 0 "$missing" missing
 explains exit 0 "" killed
 explains exit 1 "weft: the node has ended, or has closed the session of this program. \
 fix: weft status, then start the program again" killed
+explains exit 1 "$depth" limit
+explains exit 1 "" probed
 explains exit 0 ""
 explains exit 1 "$region"
 explains 1 0 "$missing
