@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: help install uninstall build shim check unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: help install uninstall build shim check quick unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -64,6 +64,7 @@ help:
 	@echo "make uninstall  remove what make install installed"
 	@echo "make demo       programs on nodes, with real traffic and measured rows"
 	@echo "make test       all tests, as CI runs them: check, unit, sim, fuzz, e2e, interop"
+	@echo "make quick      in minutes, for a laptop: without root, QEMU and the race detector"
 	@echo "make check      format, vet, staticcheck and the rules of the tree, in seconds"
 	@echo "make unit       unit tests, those with goroutines under the race detector"
 	@echo "make sim        a fabric of nodes in memory"
@@ -118,10 +119,22 @@ check: deps-build
 	$(GO) tool staticcheck ./...
 	$(GO) test ./test/arch/...
 
+# What an ordinary user of a laptop runs after a change: no race detector, no root, no guests. The packages that it
+# leaves to make unit, and staticcheck, take long.
+QUICKLESS := $(addprefix weft/internal/,node mgmt/manager mgmt/store/etcd)
+
+quick: deps-demo build
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) test ./test/arch/...
+	CGO_ENABLED=0 $(GO) test -short -p $(JOBS) -parallel 4 -tags invariants \
+	  $$($(GO) list ./internal/... ./cmd/... ./test/simfab/... | grep -vxF "$$(printf '%s\n' $(QUICKLESS))")
+	@scripts/demo
+
 # Tests of nodes make their directories where nodes have theirs in use, in memory;
 # what the go command builds does not belong there.
-unit fuzz e2e soak-unit soak-fuzz soak-e2e: export GOTMPDIR ?= $(DISK)
-unit fuzz e2e soak-unit soak-fuzz soak-e2e: export TMPDIR := $(shell scripts/tmpdir)
+quick unit fuzz e2e soak-unit soak-fuzz soak-e2e: export GOTMPDIR ?= $(DISK)
+quick unit fuzz e2e soak-unit soak-fuzz soak-e2e: export TMPDIR := $(shell scripts/tmpdir)
 
 # The library's tests get the processor that the others leave idle, before the fuzzers. Packages without goroutines run
 # one at a time beside the others.
