@@ -202,24 +202,6 @@ static const struct missing {
 	  "none needed: address handles need a GID only", true },
 };
 
-void weft_explain_gid(struct ibv_context *c, uint32_t index, bool there)
-{
-	if (!weft_explains() || empty_gid == GID_FOUND)
-		return;
-	empty_gid = there ? GID_FOUND : (int)index;
-	if (!there) {
-		weft_explain(c, "ibv_query_gid", ENODATA, "name a GID that exists: weft dev lists them",
-			     "there is no GID %u", index);
-		return;
-	}
-	weft_lock(&lock);
-	if (last_rank == EMPTY_GID) {
-		last[0] = 0;
-		last_rank = NOTHING;
-	}
-	weft_unlock(&lock);
-}
-
 void weft_explain_missing(struct ibv_context *c, const char *call)
 {
 	const struct missing *m = missing, *end = m + sizeof(missing) / sizeof(*m);
@@ -452,6 +434,47 @@ static int outward_gid(struct ibv_context *c, uint32_t len)
 			return (int)i;
 	}
 	return -1;
+}
+
+/* Records a GID that is no address of this host. The call that fails may be one of the peer: its program ends, and this
+ * one, which waits for it, ends too. */
+static void unreachable_gid(struct ibv_context *c, uint32_t index, const struct weft_res_query_gid *gid)
+{
+	char line[LINE] = { 0 }, from[INET6_ADDRSTRLEN];
+	struct ibv_port_attr port;
+	int other;
+
+	if (weft_dead(weft_ctx(c)) || weft_query_port(c, 1, &port, sizeof(port)))
+		return;
+	other = outward_gid(c, port.gid_tbl_len);
+	if (other < 0)
+		return;
+	snprintf(line, LINE - 1, "weft: GID %u of %s, %s, is no address of this host: ibv_modify_qp to RTR and ibv_create_ah "
+		 "refuse other hosts with it. fix: name GID %d on both hosts: -g %d of ibv_*_pingpong, -x %d of perftest\n",
+		 index, c->device->name, gid_text(gid->gid, from), other, other, other);
+	record(line, EMPTY_GID);
+}
+
+void weft_explain_gid(struct ibv_context *c, uint32_t index, const struct weft_res_query_gid *gid)
+{
+	if (!weft_explains() || empty_gid == GID_FOUND)
+		return;
+	if (gid && gid->valid == WEFT_GID_OF_NODE) {
+		unreachable_gid(c, index, gid);
+		return;
+	}
+	empty_gid = gid ? GID_FOUND : (int)index;
+	if (!gid) {
+		weft_explain(c, "ibv_query_gid", ENODATA, "name a GID that exists: weft dev lists them",
+			     "there is no GID %u", index);
+		return;
+	}
+	weft_lock(&lock);
+	if (last_rank == EMPTY_GID) {
+		last[0] = 0;
+		last_rank = NOTHING;
+	}
+	weft_unlock(&lock);
 }
 
 /* Reports two addresses between which no packet can go; returns whether that is the reason. */

@@ -174,7 +174,7 @@ WEFT_PUBLIC int _ibv_query_gid_ex(struct ibv_context *c, uint32_t port, uint32_t
 	if (port != 1)
 		return weft_ret(EINVAL);
 	err = weft_gid(weft_ctx(c), index, &g);
-	weft_explain_gid(c, index, !err && g.valid);
+	weft_explain_gid(c, index, !err && g.valid ? &g : NULL);
 	if (err)
 		return weft_ret(err);
 	if (!g.valid)

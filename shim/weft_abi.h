@@ -248,6 +248,11 @@
 #define WEFT_GID_TYPE_IB 0
 #define WEFT_GID_TYPE_ROCE_V2 2
 
+/* values of valid of a GID */
+#define WEFT_GID_EMPTY 0
+#define WEFT_GID_OF_HOST 1
+#define WEFT_GID_OF_NODE 2
+
 /* opcodes of send elements */
 #define WEFT_OP_RDMA_WRITE 0
 #define WEFT_OP_RDMA_WRITE_IMM 1

@@ -64,7 +64,8 @@ func TestUnroutableGID(t *testing.T) {
 		"ibv_uc_pingpong": "ibv_modify_qp to RTR", "ibv_ud_pingpong": "ibv_create_ah"} {
 		out, err := pingpong(program, b.Client, "0", "0")
 		if err == nil || !strings.Contains(out, "weft: "+call+" of weft0 failed (Invalid argument): no packet can go from "+
-			"GID 0, fe80::") || !strings.Contains(out, ". fix: name GID "+v4+" on both hosts: ") {
+			"GID 0, fe80::") || strings.Count(out, ". fix: name GID "+v4+" on both hosts: ") != 2 ||
+			!strings.Contains(out, "weft: GID 0 of weft0, fe80::") { // the peer of the one that failed
 			t.Errorf("%s: %v\n%s", program, err, out)
 		}
 		if out, err := pingpong(program, b.Client, v4, index(b.Client, b.Client.NetNS.V4)); err != nil {

@@ -11,6 +11,7 @@ import (
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
+	"weft/internal/verbs/hca"
 )
 
 // TestFraming frames commands every way a driver may (virtio 1.x: message
@@ -385,8 +386,17 @@ func TestExtensionCommands(t *testing.T) {
 	d.refused(abi.CmdQueryPortEx, abi.QueryPortEx{}.Append(nil), abi.QueryPortExResultSize, syscall.EINVAL)
 	g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: 1}.Append(nil), abi.QueryGIDResultSize),
 		abi.ParseQueryGIDResult)
-	if g.GID != gid || g.Valid != 1 || g.Type != abi.GIDTypeRoCEv2 {
+	if g.GID != gid || g.Valid != abi.GIDOfHost || g.Type != abi.GIDTypeRoCEv2 {
 		t.Errorf("GID 1: %+v", g)
+	}
+	port := *f.adapter.Port()
+	port.GIDs = append([]hca.GIDEntry{}, port.GIDs...)
+	port.GIDs[1].LocalOnly = true
+	f.adapter.SetPort(&port)
+	g = parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: 1}.Append(nil), abi.QueryGIDResultSize),
+		abi.ParseQueryGIDResult)
+	if g.GID != gid || g.Valid != abi.GIDOfNode {
+		t.Errorf("GID 1, which is no address of the host: %+v", g)
 	}
 	for _, i := range []uint32{0, 4, 255} {
 		if g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: i}.Append(nil), abi.QueryGIDResultSize),

@@ -90,7 +90,10 @@ func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
 		r.Type = abi.GIDTypeIB
 	}
 	if gids := p.GIDs; v.Index < uint32(len(gids)) && !gids[v.Index].GID.IsZero() {
-		r.GID, r.IfIndex, r.Valid = gids[v.Index].GID, uint32(gids[v.Index].IfIndex), 1
+		r.GID, r.IfIndex, r.Valid = gids[v.Index].GID, uint32(gids[v.Index].IfIndex), abi.GIDOfHost
+		if gids[v.Index].LocalOnly {
+			r.Valid = abi.GIDOfNode
+		}
 	}
 	put(res, r.Append(nil))
 	return nil

@@ -286,6 +286,13 @@ const (
 	GIDTypeRoCEv2 = 2
 )
 
+// Values of valid of a GID.
+const (
+	GIDEmpty  = 0
+	GIDOfHost = 1
+	GIDOfNode = 2
+)
+
 // Opcodes of send elements.
 const (
 	OpWrite       = 0

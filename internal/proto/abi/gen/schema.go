@@ -678,6 +678,8 @@ var constants = []constGroup{
 	{"atomic_cap: atomic among queue pairs of this device, or with the CPU too", "", []constant{
 		{"ATOMIC_HCA", "AtomicHCA", 1}, {"ATOMIC_GLOB", "AtomicGlob", 2}}},
 	{"types of GID", "", []constant{{"GID_TYPE_IB", "GIDTypeIB", 0}, {"GID_TYPE_ROCE_V2", "GIDTypeRoCEv2", 2}}},
+	{"values of valid of a GID", "", []constant{{"GID_EMPTY", "GIDEmpty", 0}, {"GID_OF_HOST", "GIDOfHost", 1},
+		{"GID_OF_NODE", "GIDOfNode", 2}}},
 	{"opcodes of send elements", "", []constant{
 		{"OP_RDMA_WRITE", "OpWrite", 0}, {"OP_RDMA_WRITE_IMM", "OpWriteImm", 1}, {"OP_SEND", "OpSend", 2},
 		{"OP_SEND_IMM", "OpSendImm", 3}, {"OP_RDMA_READ", "OpRead", 4},
