@@ -449,8 +449,10 @@ static void unreachable_gid(struct ibv_context *c, uint32_t index, const struct 
 	other = outward_gid(c, port.gid_tbl_len);
 	if (other < 0)
 		return;
-	snprintf(line, LINE - 1, "weft: GID %u of %s, %s, is no address of this host: ibv_modify_qp to RTR and ibv_create_ah "
-		 "refuse other hosts with it. fix: name GID %d on both hosts: -g %d of ibv_*_pingpong, -x %d of perftest\n",
+	snprintf(line, LINE - 1,
+		 "weft: GID %u of %s, %s, is no address of this host: ibv_modify_qp to RTR and ibv_create_ah "
+		 "refuse other hosts with it. fix: name GID %d on both hosts: "
+		 "-g %d of ibv_*_pingpong, -x %d of perftest\n",
 		 index, c->device->name, gid_text(gid->gid, from), other, other, other);
 	record(line, EMPTY_GID);
 }

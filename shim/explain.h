@@ -30,9 +30,9 @@ void weft_explain(struct ibv_context *c, const char *call, int err, const char *
  * reason of a bad end. */
 void weft_explain_made(void);
 
-/* Records that the program read the GID of an index; gid is NULL if the entry is empty. Programs read the whole table as
- * well: an entry that is empty, or no address of the host, is the reason of a bad end only if the program found no other,
- * and nothing else failed. */
+/* Records that the program read the GID of an index; gid is NULL if the entry is empty. Programs read the whole table
+ * as well: an entry that is empty, or no address of the host, is the reason of a bad end only if the program found no
+ * other, and nothing else failed. */
 struct weft_res_query_gid;
 void weft_explain_gid(struct ibv_context *c, uint32_t index, const struct weft_res_query_gid *gid);
 
