@@ -52,13 +52,14 @@ func (r *reader) partitions(host string) map[string]string {
 	named := map[string]string{}
 	for _, p := range list {
 		if p.Name != "" {
-			text := p.PKey
+			var members []string
 			for _, m := range p.Members {
 				if m.Membership != "" {
-					text += " " + m.Port + ":" + m.Membership
+					members = append(members, m.Port+":"+m.Membership)
 				}
 			}
-			named[p.Name] = text
+			slices.Sort(members) // the list is sorted by hosts' names, and those of hosts that are away are not known
+			named[p.Name] = p.PKey + " " + strings.Join(members, " ")
 		}
 	}
 	return named

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
@@ -83,11 +84,17 @@ func rocePingPong(server, client *lab.Node, address func(*lab.NetNS) string) (ou
 	}
 	p, err := lab.StartPair(tcp, cmd[0], cmd[1])
 	defer p.Kill()
-	if err == nil { // a server waits on after its client has failed
-		err = p.Client.WaitBeside(p.Server, cmLimit)
+	if err != nil {
+		return p.Outputs(), err
 	}
-	if err == nil {
+	if err = p.Client.WaitBeside(p.Server, cmLimit); err == nil {
 		err = p.Server.Wait(cmLimit)
+	} else {
+		// The end whose call fails prints why as it exits, perhaps after its peer; a server waits on after its client
+		// has failed.
+		err = errors.Join(err, lab.Until("one prints why", cmLimit, func() (bool, error) {
+			return strings.Contains(p.Outputs(), "weft: "), nil
+		}, p.Server))
 	}
 	return p.Outputs(), err
 }
