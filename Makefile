@@ -26,7 +26,7 @@ RACETEST := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -tags invaria
 # Tests that start no goroutines need a fifth of the processor time without the race detector, which cannot find
 # anything there; its checks of unsafe pointers stay. soak-unit runs all tests with the race detector.
 PLAINTEST := CGO_ENABLED=0 $(GO) test -shuffle=on -parallel 4 -tags invariants -gcflags=weft/...=-d=checkptr
-FUZZTIME ?= 30000x
+FUZZTIME ?= 10000x
 SOAKCOUNT ?= 20
 SOAKFUZZTIME ?= 60s
 DISK    := $(or $(TMPDIR),/tmp)
