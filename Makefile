@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: help install uninstall build shim check quick unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: help install uninstall build shim check rules quick unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -112,21 +112,21 @@ unit-programs-and-fuzz: deps-test build
 	[ $$failed = 0 ] || exit 1; \
 	wait $$fuzz || { cat build/fuzz.log; exit 1; }; cat build/fuzz.log
 
-check: deps-build
-	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
+check: rules
 	$(GO) mod tidy -diff
-	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+
+# What check and quick have in common.
+rules: deps-build
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
+	$(GO) vet ./...
 	$(GO) test ./test/arch/...
 
 # What an ordinary user of a laptop runs after a change: no race detector, no root, no guests. The packages that it
 # leaves to make unit, and staticcheck, take long.
 QUICKLESS := $(addprefix weft/internal/,node mgmt/manager mgmt/store/etcd)
 
-quick: deps-demo build
-	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
-	$(GO) vet ./...
-	$(GO) test ./test/arch/...
+quick: deps-demo build rules
 	CGO_ENABLED=0 $(GO) test -short -p $(JOBS) -parallel 4 -tags invariants \
 	  $$($(GO) list ./internal/... ./cmd/... ./test/simfab/... | grep -vxF "$$(printf '%s\n' $(QUICKLESS))")
 	@scripts/demo
