@@ -436,6 +436,9 @@ static int outward_gid(struct ibv_context *c, uint32_t len)
 	return -1;
 }
 
+/* The fix for a GID that reaches no other host: the index of another, three times. */
+#define NAME_THE_GID "name GID %d on both hosts: -g %d of ibv_*_pingpong, -x %d of perftest"
+
 /* Records a GID that is no address of this host. The call that fails may be one of the peer: its program ends, and this
  * one, which waits for it, ends too. */
 static void unreachable_gid(struct ibv_context *c, uint32_t index, const struct weft_res_query_gid *gid)
@@ -451,8 +454,7 @@ static void unreachable_gid(struct ibv_context *c, uint32_t index, const struct 
 		return;
 	snprintf(line, LINE - 1,
 		 "weft: GID %u of %s, %s, is no address of this host: ibv_modify_qp to RTR and ibv_create_ah "
-		 "refuse other hosts with it. fix: name GID %d on both hosts: "
-		 "-g %d of ibv_*_pingpong, -x %d of perftest\n",
+		 "refuse other hosts with it. fix: " NAME_THE_GID "\n",
 		 index, c->device->name, gid_text(gid->gid, from), other, other, other);
 	record(line, EMPTY_GID);
 }
@@ -496,8 +498,7 @@ static bool no_route(struct ibv_context *c, const char *call, const struct ibv_a
 	gid_text(a->grh.dgid.raw, to);
 	other = outward_gid(c, port.gid_tbl_len);
 	if (other >= 0 && other != a->grh.sgid_index)
-		snprintf(fix, sizeof(fix), "name GID %d on both hosts: -g %d of ibv_*_pingpong, -x %d of perftest", other,
-			 other, other);
+		snprintf(fix, sizeof(fix), NAME_THE_GID, other, other, other);
 	else
 		snprintf(fix, sizeof(fix), "ip route get %s from %s; weft dev lists the GIDs of this host", to, from);
 	weft_explain(c, call, err, fix, "no packet can go from GID %u, %s, to %s", a->grh.sgid_index, from, to);
