@@ -3,10 +3,8 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"weft/internal/control/api"
@@ -97,9 +95,6 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 			return nil, err
 		}
 	}
-	slices.SortStableFunc(list, func(a, b api.Counter) int {
-		return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Name, b.Name))
-	})
 	return list, nil
 }
 

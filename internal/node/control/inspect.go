@@ -3,7 +3,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -39,7 +38,6 @@ func (n *Inspector) getResources(context.Context) (r api.Resources, err error) {
 		}
 		resources(&r, v.Owner(), v.Kind, &i)
 	}
-	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
 	r.CMIDs = n.Identifiers()
 	return r, nil
 }
@@ -140,15 +138,8 @@ func (n *Inspector) listGroups(context.Context) ([]api.Group, error) {
 	}
 	list := make([]api.Group, 0, len(groups))
 	for _, v := range groups {
-		slices.SortFunc(v.QPs, func(a, b api.GroupQP) int {
-			return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.LQPN, b.LQPN))
-		})
 		list = append(list, *v)
 	}
-	slices.SortFunc(list, func(a, b api.Group) int {
-		return cmp.Or(cmp.Compare(a.MLID, b.MLID),
-			cmp.Compare(a.MGID, b.MGID))
-	})
 	return list, nil
 }
 

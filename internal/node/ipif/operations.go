@@ -106,7 +106,6 @@ func (l *iface) describe() (v api.IPLink, err error) {
 				v.Flags = append(v.Flags, name)
 			}
 		}
-		slices.Sort(v.Flags)
 		for _, a := range i.Addrs {
 			v.Addrs = append(v.Addrs, a.String())
 		}

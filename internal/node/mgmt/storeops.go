@@ -52,7 +52,6 @@ func (n *Network) describeStore(s store.Status) api.Store {
 		}
 		v.Replicas = append(v.Replicas, api.StoreReplica{Member: n.fabric.Load().label(r.Name), URL: r.URL, Role: role})
 	}
-	slices.SortFunc(v.Replicas, func(a, b api.StoreReplica) int { return strings.Compare(a.Member, b.Member) })
 	return v
 }
 
