@@ -19,13 +19,7 @@ import (
 // default directory. A program holds objects on root's node meanwhile. They must stay as they are and work afterwards.
 func TestDemoBesideRoot(t *testing.T) {
 	t.Parallel()
-	lab.NeedNetNS(t)
-	ns, other, err := lab.Joined(9000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	defer other.Close()
+	ns := openHost(t)
 	root := startInRun(t, ns)
 	gid, err := root.GID(ns.V4)
 	if err != nil {

@@ -281,13 +281,7 @@ func TestNodeKilled(t *testing.T) {
 // weft run starts a node of the user's own when there is none, and reports it.
 func TestAutoStart(t *testing.T) {
 	t.Parallel()
-	lab.NeedNetNS(t)
-	ns, other, err := lab.Joined(9000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	defer other.Close()
+	ns := openHost(t)
 	home := userHome(t)
 	env := []string{"HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WEFT_DIR="}
 	cmd := func(args ...string) lab.Cmd {

@@ -147,6 +147,22 @@ func openTestbed(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) 
 	return b
 }
 
+// openHost makes the namespace of a host with a network and no node, and removes it with the test.
+func openHost(t *testing.T) *lab.NetNS {
+	t.Helper()
+	lab.NeedNetNS(t)
+	host, other, err := lab.Joined(9000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(host.Close(), other.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return host
+}
+
 // check expects all nodes alive and without objects of programs that have ended.
 func (b *testbed) check(t *testing.T) {
 	t.Helper()
