@@ -70,7 +70,7 @@ func TestEditIntent(t *testing.T) {
 	own := r.node.identity.String()
 	p, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{Name: "red", PKey: "1",
 		Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
-	// They are sorted by GUID, and that of the device is random, above 0x77.
+	// They are sorted by GUID. The GUID of the device is random, above 0x77.
 	if err != nil || p.PKey != "0x8001" || len(p.Members) != 2 || p.Members[0].Membership != api.MemberLimited ||
 		!strings.HasSuffix(p.Members[1].Name, firstNative) {
 		t.Fatalf("%v %+v", err, p)

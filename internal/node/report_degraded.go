@@ -120,8 +120,8 @@ func (r *reporter) roceNotices(s *api.Status) (list []api.Degraded) {
 	return list // a lane that is stuck is reported as degraded
 }
 
-// gidNotices reports GIDs that are no address of this host: programs that use one, such as those that take index 0
-// unasked, reach no other host.
+// gidNotices reports GIDs that are no address of this host: a program that uses one, as many do by default with
+// index 0, reaches no other host.
 func (r *reporter) gidNotices() (list []api.Degraded) {
 	t := r.host()
 	for i := range t.Entries {

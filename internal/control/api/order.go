@@ -162,7 +162,7 @@ type orderKey struct {
 	first []string // values before all others
 }
 
-// keysOf returns the keys of a type, with those of embedded structs, the first key first.
+// keysOf returns the keys of a type and of its embedded structs, the first key first.
 func keysOf(t reflect.Type, at []int) (keys []orderKey) {
 	if t.Kind() != reflect.Struct || t == reflect.TypeFor[time.Time]() {
 		return nil

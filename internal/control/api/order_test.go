@@ -92,7 +92,7 @@ func declaredOps(t *testing.T) (n int) {
 	return n - 1
 }
 
-// texts are values of texts: they repeat, and their order as bytes is not that of CompareText.
+// texts are values for fields of text. Some are equal, and sorted as bytes they are not in the order of CompareText.
 var texts = []string{"", "host10", "host2", "10.0.0.9", "10.0.0.10", "10.0.0.10:4792", "0x8001", "0x9", "ALL", "7"}
 
 // fill sets every field, and makes every list of two to six elements.
@@ -213,7 +213,7 @@ func refused[Out any](t *testing.T, why string) {
 	Handle(http.NewServeMux(), Op[None, Out]{Method: "GET", Path: "/x"}, nil)
 }
 
-// TestOrderOfKeys sorts elements by their keys in order of rank, those of embedded structs with them.
+// TestOrderOfKeys sorts elements by their keys in the order of the ranks, also by keys of embedded structs.
 func TestOrderOfKeys(t *testing.T) {
 	type element struct {
 		Owner

@@ -43,7 +43,7 @@ func Route(p Leaving) error {
 		return err
 	}
 	if p.Src.IsLoopback() && p.Src.Is6() && Source(p.Dst) != p.Dst {
-		return unix.EINVAL // the tables of IPv6 do not refuse it, as those of IPv4 do; other hosts drop it
+		return unix.EINVAL // the tables of IPv4 refuse it, the tables of IPv6 do not; other hosts drop it
 	}
 	switch err := unix.Connect(fd, p.sockaddr(p.Dst, p.Port)); err {
 	case unix.EACCES: // a route that prohibits it; to programs, EACCES is the refusal of --roce-allow

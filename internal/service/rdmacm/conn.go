@@ -104,7 +104,7 @@ func (i *id) listened(now mono.Time, e *cm.Event) {
 	}
 	if i.backlog == 0 {
 		h.Stats.DropBacklog++
-		// The peer sends the request again, by when the program may have read others.
+		// The peer sends the request again. By then the program may have read other requests.
 		if e.Conn != nil {
 			e.Conn.Drop()
 		}

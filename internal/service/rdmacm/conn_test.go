@@ -121,7 +121,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// Requests beyond the backlog are dropped: those of the peer's next attempts find room.
+// Requests beyond the backlog are dropped. The peer's next attempts find room.
 func TestBacklog(t *testing.T) {
 	for _, space := range []cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP} {
 		t.Run(fmt.Sprintf("%#x", space), func(t *testing.T) {
