@@ -61,8 +61,10 @@ func newMembership(n *Node) *membership.Membership {
 	})
 }
 
-// followRoster makes the trunks those to the members of a roster.
+// followRoster makes the trunks those to the members of a roster, and has the subnet manager route through those of
+// them that may carry packets of others.
 func (n *Node) followRoster(r *member.Roster) {
+	n.mgmt.Transit.Set(r.Transit())
 	if n.mesh != nil {
 		n.mesh.Follow(r)
 	}

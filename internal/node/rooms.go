@@ -63,6 +63,7 @@ func (n *Node) openRooms() error {
 		Planned: func(a, b ib.GUID) bool { return n.mesh == nil || n.mesh.Planned(a, b) }})
 	if n.member.Name() != "" {
 		n.mgmt.Share(n.shared())
+		n.mgmt.Transit.Set(n.member.Roster().Transit())
 	}
 	n.intent = intent.New(intent.Config{Settings: n.cfg, Log: n.log, Identity: n.identity, Open: n.mgmt.Store})
 	if err := n.openLanes(); err != nil {

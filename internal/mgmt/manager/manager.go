@@ -66,6 +66,8 @@ type Config struct {
 	// is the configured key of this node and overrides the one in the store.
 	Shared bool
 	MKey   uint64
+	// Transit is the set of SetTransit at the start.
+	Transit map[ib.GUID]bool
 	// BroadcastMTU is the MTU of broadcast groups, and so, less 4, of the IP links
 	// on them; 0 means 2048, which every implementation has.
 	BroadcastMTU ib.MTU
@@ -166,6 +168,7 @@ func New(c Config) (*Manager, error) {
 		return nil, err
 	}
 	m.sm = core
+	m.sm.SetTransit(c.Now(), c.Transit)
 	m.sa = sa.New(sa.Config{}, owner{m})
 	m.vesw = vesw{em: em.New(em.Config{TIDs: ^c.TIDs}, ethernet{m})}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -445,6 +448,9 @@ func (m *Manager) Topo() *topo.Subnet {
 	}
 	return m.sm.Topo()
 }
+
+// SetTransit replaces the set of the switches that paths of others may lead through, by node GUID; nil: all switches.
+func (m *Manager) SetTransit(now mono.Time, nodes map[ib.GUID]bool) { m.sm.SetTransit(now, nodes) }
 
 // Sweep schedules a heavy sweep.
 func (m *Manager) Sweep(now mono.Time) { m.sm.Sweep(now) }

@@ -123,7 +123,8 @@ func CheckAddress(s string) error {
 	return nil
 }
 
-// Role is a set of roles. The empty set is a plain member: it forwards packets and serves programs.
+// Role is a set of roles. The empty set is a plain member: it serves programs and devices, and no packets of third
+// members pass its switch.
 type Role uint8
 
 // Roles.
@@ -136,7 +137,7 @@ const (
 	Administrator
 	// Leaf: no path of others leads through the member; one open UDP port is enough.
 	Leaf
-	// Spine: paths of others lead through the member before all members without this role. It permits nothing.
+	// Spine: paths of others lead through the member before all members without this role. It permits transit.
 	Spine
 
 	allRoles = Voter | Manager | Administrator | Leaf | Spine
@@ -149,6 +150,10 @@ var roleNames = []string{"voter", "manager", "administrator", "leaf", "spine"}
 
 // Has reports whether r has all of x.
 func (r Role) Has(x Role) bool { return r&x == x }
+
+// Transits reports whether a member with these roles may carry packets of third members. Each of the roles but leaf
+// shows that the fabric trusts the host with more than its own programs.
+func (r Role) Transits() bool { return r&(Voter|Manager|Administrator|Spine) != 0 && !r.Has(Leaf) }
 
 // Check returns why r is no set of roles.
 func (r Role) Check() error {

@@ -233,6 +233,18 @@ func (r *Roster) ByName(name string) *Record {
 	return nil
 }
 
+// Transit is the set of the members that may carry packets of third members, by the GUID of their node, which is that
+// of its switch.
+func (r *Roster) Transit() map[ib.GUID]bool {
+	set := map[ib.GUID]bool{}
+	for i := range r.Members {
+		if r.Members[i].Roles.Transits() {
+			set[r.Members[i].GUID] = true
+		}
+	}
+	return set
+}
+
 // Hosts are the IP addresses in the addresses of the members; those of DNS names are not among them.
 func (r *Roster) Hosts() map[netip.Addr]bool {
 	hosts := map[netip.Addr]bool{}

@@ -247,7 +247,7 @@ func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
 	ref := topo.Ref{Node: known}
 	s.request(mad.MethodGet, mad.AttrNodeDescription, 0, n.Path, ref, s.gotDescription)
 	if i.NodeType == mad.NodeSwitch {
-		n.Switch = &topo.Switch{}
+		n.Switch, n.Confined = &topo.Switch{}, s.base.confined(i.NodeGUID)
 		n.Ports = make([]topo.Port, int(i.NumPorts)+1)
 		for p := range n.Ports {
 			n.Ports[p].Peer = topo.None

@@ -17,6 +17,7 @@ package sm
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -214,6 +215,9 @@ type base struct {
 	selfLID ib.LID    // of the manager's port; 0: none
 	raised  []ib.GUID // ports that were in INIT, since Raised
 
+	// transit is the set of the switches that paths of others may lead through, by node GUID; nil: all switches.
+	transit map[ib.GUID]bool
+
 	groups    []Group
 	groupsSet uint64    // number of calls of SetGroups
 	groupsAt  mono.Time // when multicast tables must be written
@@ -304,6 +308,20 @@ func (m *Manager) SetIntent(now mono.Time, i Intent) error {
 	m.sweepSoon(now, "the intent changed")
 	return nil
 }
+
+// SetTransit replaces the set of the switches that paths of others may lead through, by node GUID; with nil all
+// switches belong to it. Every other switch is confined (topo.Node.Confined). A heavy sweep applies a
+// change. The manager keeps nodes, which must not be changed any more.
+func (m *Manager) SetTransit(now mono.Time, nodes map[ib.GUID]bool) {
+	if (m.transit == nil) == (nodes == nil) && maps.Equal(m.transit, nodes) {
+		return
+	}
+	m.transit = nodes
+	m.sweepSoon(now, "the members that carry packets of others changed")
+}
+
+// confined reports whether a switch is confined.
+func (b *base) confined(node ib.GUID) bool { return b.transit != nil && !b.transit[node] }
 
 // SetEngine replaces the route engine until the next SetIntent.
 func (m *Manager) SetEngine(now mono.Time, e route.Engine) {

@@ -100,6 +100,8 @@ type Network struct {
 	sub *subnet.Subnet
 	// VESWs has the virtual Ethernet switches of the subnet.
 	VESWs VESWs
+	// Transit is which members carry packets of others.
+	Transit Transit
 
 	fabric atomic.Pointer[Fabric] // nil: an embedded store is the node's own
 	// comparisons admits comparisons of configurations.
@@ -119,7 +121,7 @@ type Network struct {
 // New returns a management that is not started.
 func New(c Config) *Network {
 	n := &Network{cfg: c, sub: c.Subnet}
-	n.VESWs.n = n
+	n.VESWs.n, n.Transit.n = n, n
 	return n
 }
 

@@ -155,7 +155,7 @@ func (n *Network) Start(ctx context.Context) error {
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
 		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store, Copy: own,
-		Shared: n.cfg.Settings.StoreShared() || n.fabric.Load() != nil, MKey: key,
+		Shared: n.cfg.Settings.StoreShared() || n.fabric.Load() != nil, MKey: key, Transit: n.Transit.load(),
 		BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey),
 		Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {

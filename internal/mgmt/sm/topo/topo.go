@@ -97,6 +97,8 @@ type Node struct {
 	// Path is the directed route from the manager: the ports of departure.
 	Path   []uint8
 	Switch *Switch // nil of others
+	// Confined: no path leads through this switch. It is only the first or the last switch of a path.
+	Confined bool
 }
 
 // IsSwitch reports whether n is a switch.
