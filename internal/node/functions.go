@@ -29,8 +29,9 @@ type functionOperations struct {
 	intent    *intent.Store
 	vesws     *mgmt.VESWs
 	cards     *vmcard.Cards
-	ip        *ipif.Host // nil: the node is in no subnet
-	vesw      *vesw.Host // nil: the same
+	admit     func() error // why the host accepts no new device; nil: it does
+	ip        *ipif.Host   // nil: the node is in no subnet
+	vesw      *vesw.Host   // nil: the same
 	// lostByDelete is what the deletion of a device takes away, nil for nothing, and refuseDelete refuses it without a
 	// confirmation.
 	lostByDelete func(ctx context.Context, a *hca.Adapter) *api.LostContact
@@ -82,6 +83,9 @@ func (o *functionOperations) describe(f *function) api.Function {
 // add adds a function.
 func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (v api.Function, err error) {
 	const what = "cannot add the device"
+	if err := o.admit(); err != nil {
+		return v, err
+	}
 	var f *function
 	err = o.intent.Edit(ctx, what, func() (err error) {
 		if r.AdapterEnabled != nil {

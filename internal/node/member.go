@@ -53,7 +53,7 @@ func newMembership(n *Node) *membership.Membership {
 		First:        func() bool { return mgmt.FirstVoter(n.mgmt) },
 		Users:        n.users,
 		Switch:       n.memberSwitch,
-		Drain:        func(on, force bool) { n.sessions.Drain(on, force) },
+		Drain:        n.drain,
 		Rekey:        func(ctx context.Context) error { return n.mgmt.ReplaceMKey(ctx) },
 		Roster:       n.followRoster,
 		MayFound:     n.mayFound,
@@ -271,7 +271,26 @@ func (n *Node) settled(replicas []string) bool {
 	return r.Renewed()
 }
 
-// users lists what would notice the end of the node: programs, guests, IP links.
+// drain has the node accept nothing new that would use the host, or with on false accept it again. With force, all that
+// uses the host ends; IP links and interfaces that the configuration has are there again after the drain.
+func (n *Node) drain(name string, on, force bool) {
+	if !on {
+		n.gate.Open()
+		n.vesw.Resume()
+		n.ip.Resume()
+		return
+	}
+	n.gate.Close(name)
+	if force {
+		why := n.gate.Admit()
+		n.sessions.EndPrograms(why)
+		n.cards.EndGuests(why)
+		n.ip.Suspend()
+		n.vesw.Suspend()
+	}
+}
+
+// users lists what would notice the end of the node: programs, guests, IP links, and interfaces at virtual switches.
 func (n *Node) users() (list []member.User, err error) {
 	for _, s := range n.sessions.Programs() {
 		o := s.Owner()
@@ -285,8 +304,14 @@ func (n *Node) users() (list []member.User, err error) {
 	}
 	for _, v := range cards {
 		if v.Guest {
-			list = append(list, member.User{Kind: "guest", Name: v.Name, PID: v.PID})
+			list = append(list, member.User{Kind: "guest", Name: v.Name, PID: v.PID, UID: v.UID})
 		}
+	}
+	for _, name := range n.ip.Names() {
+		list = append(list, member.User{Kind: "IP link", Name: name})
+	}
+	for _, name := range n.vesw.Interfaces() {
+		list = append(list, member.User{Kind: "VESW port", Name: name})
 	}
 	return list, nil
 }

@@ -27,6 +27,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
+	"weft/internal/node/admission"
 	"weft/internal/node/conn"
 	"weft/internal/node/control"
 	"weft/internal/node/intent"
@@ -63,6 +64,7 @@ type Node struct {
 	ip       *ipif.Host     // nil: the same
 	vesw     *vesw.Host     // nil: the same
 	cards    *vmcard.Cards
+	gate     admission.Gate // closed while the host is drained
 
 	mgmt     *mgmt.Network
 	member   *membership.Membership

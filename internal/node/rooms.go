@@ -39,7 +39,7 @@ func (n *Node) openRooms() error {
 		return err
 	}
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs,
-		Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
+		Sessions: n.adapter.Limits().Sessions, Admit: n.gate.Admit, Fail: n.stop})
 	n.tree = &portTree{node: n.cfg.Dir, identity: n.identity, log: n.log, functions: n.funcs, host: n.table.Load,
 		notify: n.sessions.NotifyPort}
 	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort),
@@ -208,9 +208,11 @@ func (n *Node) ipoibParams() (p ipoib.Params, err error) {
 // openInterfaces makes the rooms of IP links and of ports of virtual Ethernet switches.
 func (n *Node) openInterfaces(params ipoib.Params) {
 	n.ip = ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Subnet: n.sub,
-		Adapters: n.funcs.nativeAdapters, Sessions: n.sessions, Connections: n.cm, Intent: n.intent})
+		Adapters: n.funcs.nativeAdapters, Sessions: n.sessions, Connections: n.cm, Intent: n.intent,
+		Admit: n.gate.Admit})
 	n.vesw = vesw.New(vesw.Config{Now: n.now, Log: n.log, Subnet: n.sub, Adapter: n.funcs.adapter, Functions: n.all,
-		WireLocal: n.cfg.WireLocal, Intent: n.intent, ChangePort: n.tree.changePort})
+		WireLocal: n.cfg.WireLocal, Intent: n.intent, ChangePort: n.tree.changePort,
+		Admit: n.gate.Admit})
 }
 
 // openFunctions makes the editor of functions, the network cards of virtual machines, and the operations on functions.
@@ -224,7 +226,7 @@ func (n *Node) openFunctions() {
 	c := vmcard.Config{Dir: n.cfg.Dir, SocketPerm: n.perm.socket(), DirPerm: n.perm.dir(), Log: n.log, Lanes: n.lanes,
 		Sessions: n.sessions, Share: func() *vhost.Server { return n.funcs.all()[0].socket },
 		RemoveFunction: n.editor.remove, Number: n.all.Add, PortState: n.vesw.PortState, AwaitPort: n.vesw.Await,
-		VESWs: &n.mgmt.VESWs, Keeper: n.intent}
+		VESWs: &n.mgmt.VESWs, Keeper: n.intent, Admit: n.gate.Admit}
 	if n.sub == nil {
 		c.Absent = mgmt.ErrNoFabric
 	}
@@ -239,7 +241,7 @@ func (n *Node) openFunctions() {
 	n.editor.cards = n.cards
 	n.functionOps = &functionOperations{functions: n.all, table: n.funcs, editor: n.editor, intent: n.intent,
 		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw, refuseDelete: n.refuseDelete,
-		lostByDelete: n.lostByDelete}
+		lostByDelete: n.lostByDelete, admit: n.gate.Admit}
 }
 
 // openReports makes the reports.

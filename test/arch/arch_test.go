@@ -169,6 +169,7 @@ func TestStoreys(t *testing.T) {
 // rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself,
 // which builds them.
 var rooms = map[string][]string{
+	"admission":  {},
 	"loop":       {},
 	"describe":   {},
 	"stack":      {},

@@ -19,6 +19,7 @@ const (
 	CodeNotFound Code = "not_found" // it names something that does not exist
 	CodeRefused  Code = "refused"   // the caller may not
 	CodeNotReady Code = "not_ready" // the node is starting or ending
+	CodeDrained  Code = "drained"   // the host accepts nothing new until its drain ends: to wait does not help
 	CodeNoNode   Code = "no_node"   // no node runs there; made by the client only
 	CodeNoAnswer Code = "no_answer" // a node is there but does not answer; made by the client only
 	// CodeNotMaster: only the node of the master can answer.
@@ -60,7 +61,7 @@ func (e *Error) httpStatus() int {
 		return http.StatusNotFound
 	case CodeRefused:
 		return http.StatusForbidden
-	case CodeNotMaster, CodeConflict, CodeContact:
+	case CodeNotMaster, CodeConflict, CodeContact, CodeDrained:
 		return http.StatusConflict
 	case CodeNotReady:
 		return http.StatusServiceUnavailable

@@ -55,9 +55,11 @@ type FabricMember struct {
 	// Users keep a drain waiting; MoreUsers is how many there are beyond the list.
 	Users     []MemberUser `json:"users"`
 	MoreUsers int          `json:"more_users"`
+	// Ended are users that a drain by force has ended; only the answer of DrainMember has some.
+	Ended []MemberUser `json:"ended,omitempty"`
 }
 
-// MemberUser is what uses a member: a program, a guest, an IP link.
+// MemberUser is what uses a member: a program, a guest, an IP link, or an interface at a virtual Ethernet switch.
 type MemberUser struct {
 	Kind string `json:"kind" order:"1"`
 	Name string `json:"name" order:"2"`

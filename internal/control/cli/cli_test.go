@@ -425,14 +425,20 @@ func TestIgnoresPreload(t *testing.T) {
 	}
 }
 
+// drained begins the numbers of programs that are announced to a drained host.
+const drained = 1000
+
 // ender is a node that has decided to end when a program is announced.
 type ender struct{ uses chan int }
 
 func (e *ender) Use(context.Context) error {
 	n := <-e.uses
 	e.uses <- n + 1
-	if n < 2 {
+	switch {
+	case n < 2:
 		return &api.Error{Code: api.CodeNotReady, Why: "the node is ending"}
+	case n >= drained:
+		return &api.Error{Code: api.CodeDrained, Why: "this host is drained", Fix: "weft member undrain host3"}
 	}
 	return nil
 }
@@ -459,6 +465,14 @@ func TestClaim(t *testing.T) {
 	}
 	if n := <-e.uses; n != 3 {
 		t.Errorf("asked %d times, want 3", n)
+	}
+	e.uses <- drained
+	var ae *api.Error
+	if err := claim(t.Context(), c); !errors.As(err, &ae) || ae.Code != api.CodeDrained {
+		t.Errorf("a drained host: %v", err)
+	}
+	if n := <-e.uses; n != drained+1 {
+		t.Errorf("asked a drained host %d times", n-drained)
 	}
 	none := api.NewClient(path+"none", nil)
 	defer none.Close()

@@ -133,7 +133,7 @@ func memberCommand(a *app) *cobra.Command {
 		Short: "show, rename, drain and remove the hosts of the fabric, and replace its secrets",
 		Long: `Show and change the members: the hosts of the fabric.
 
-A drained member accepts no new program, guest or IP link; it is drained when
+A drained member accepts nothing new that would use it; it is drained when
 those that it has have ended. A removed member is out at once, also if it comes
 back: every secret that it had is replaced. Remove a drained member; --force
 removes one that is in use, or that is gone. Rotate replaces the secrets of the
@@ -241,9 +241,15 @@ func memberDrain(a *app) *cobra.Command {
 	var force bool
 	cmd := a.show(&cobra.Command{
 		Use: "drain NAME", Short: "accept nothing new on a member, and name what uses it", Args: cobra.ExactArgs(1),
-		Long: `Accept no new program, guest or IP link on a member, and name what uses it. The
-member is drained when nothing does; repeat the command to look again. --force
-ends what uses it.`,
+		Long: `Accept nothing new on a member: no program, guest, IP link, device or virtual
+port. Name what uses it: programs, guests, IP links, and interfaces at virtual
+Ethernet switches. These go on until they end or are removed, and the member is
+drained when there are none; repeat the command to look again.
+
+--force ends them all, and names what it ended. "weft member undrain" brings
+back the IP links and interfaces that the configuration has; programs and guests
+are started again by their owners. A node that starts on a drained host starts
+without IP links and interfaces, as after --force.`,
 		ValidArgsFunction: a.memberNames(),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		m, err := call(cmd.Context(), a, api.DrainMember, api.Named[api.MemberDrain]{Name: args[0],
@@ -252,6 +258,10 @@ ends what uses it.`,
 			return err
 		}
 		return print(m, func(w *screen) {
+			if len(m.Ended) > 0 {
+				fmt.Fprintf(w, "ended on %s: %s\n", printable(m.Name), plural(len(m.Ended), "user"))
+				writeTable(w, "", memberUserColumns, m.Ended)
+			}
 			n := len(m.Users) + m.MoreUsers
 			if n == 0 {
 				fmt.Fprintf(w, "%s is %s: nothing uses it\n", printable(m.Name), m.State)
@@ -264,7 +274,7 @@ ends what uses it.`,
 			}
 		})
 	})
-	cmd.Flags().BoolVar(&force, "force", false, "end what uses the member")
+	cmd.Flags().BoolVar(&force, "force", false, "end what uses the member, and name it")
 	return cmd
 }
 

@@ -235,7 +235,7 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 // findNode is one try of needNode. The code of its error is ExitOwned where another try may succeed.
 func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string, named bool) error {
 	if err := claim(ctx, c); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return cannot(what, err)
 	}
 	s, err := api.Get(ctx, c, api.GetStatus)
 	var e *api.Error
@@ -270,7 +270,7 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 			return &codeError{code, fmt.Errorf("%s: %s", what, why)}
 		}
 	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
-		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
+		return cannot(what, e)
 	case refused(err):
 		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d",
 			dir, os.Geteuid()),
@@ -313,19 +313,33 @@ func (a *app) reportIgnored(s api.Status) {
 	}
 }
 
-// claim announces a program to the node, if one runs, and waits for the end of a node that ends because it is idle.
-// Other errors appear again in the next request.
+// cannot is an error of the node with the name of what failed for the caller.
+func cannot(what string, err error) error {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
+}
+
+// claim announces a program to the node, if one runs, and waits for the end of a node that ends because it is idle. It
+// returns the error of a node whose host is drained. Other errors appear again in the next request.
 func claim(ctx context.Context, c *api.Client) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		var e *api.Error
-		if err := api.Do(ctx, c, api.AnnounceProgram, api.None{}); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+		err := api.Do(ctx, c, api.AnnounceProgram, api.None{})
+		switch {
+		case errors.As(err, &e) && e.Code == api.CodeDrained:
+			return err
+		case e == nil || e.Code != api.CodeNotReady:
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return &api.Error{Code: api.CodeNotReady, Why: "the node that runs is ending, and does not end",
+				Fix: "weft down"}
 		case <-tick.C:
 		}
 	}

@@ -31,7 +31,7 @@ const (
 	Joining State = iota + 1
 	// Active: the member takes part.
 	Active
-	// Draining: no new program, IP link or guest is accepted; those there are may end.
+	// Draining: no new program, guest, IP link or virtual port is accepted; those that are there may end.
 	Draining
 	// Drained: nothing uses the member any more.
 	Drained
@@ -102,7 +102,7 @@ type Record struct {
 	Certificate []byte    `json:"certificate"` // the newest, DER
 	Roles       Role      `json:"roles"`
 	State       State     `json:"state"`
-	Force       bool      `json:"force,omitempty"`  // of Draining: programs are ended
+	Force       bool      `json:"force,omitempty"`  // of Draining: what uses the member is ended
 	Addresses   []string  `json:"addresses"`        // HOST:PORT of its trunks, which the join protocol has too
 	Store       string    `json:"store,omitempty"`  // HOST:PORT at which its store serves members; empty: it has none
 	Epochs      []uint32  `json:"epochs,omitempty"` // of the CAs with keys that were sealed to it
@@ -290,16 +290,16 @@ type Report struct {
 	Clock       time.Time `json:"clock"`           // when it was written, by the member's clock
 	Addresses   []string  `json:"addresses"`       // as they are now; they replace those of the Record
 	Store       string    `json:"store,omitempty"` // as of the Record
-	Users       []User    `json:"users"`           // programs, guests and IP links that keep a drain waiting
+	Users       []User    `json:"users"`           // what keeps a drain waiting
 	More        int       `json:"more"`            // users beyond the list
 	CAs         []uint32  `json:"cas"`             // epochs that its roster has: a CA signs when every member has it
 	Signed      uint32    `json:"signed"`          // the epoch of the CA of its certificate
 	Switch      Switch    `json:"switch,omitzero"` // as of the Record
 }
 
-// User is a program, a guest or an IP link of a member.
+// User is what uses a member.
 type User struct {
-	Kind string `json:"kind"` // program, guest, ip link
+	Kind string `json:"kind"` // program, guest, IP link, VESW port
 	Name string `json:"name"`
 	PID  int    `json:"pid,omitempty"`
 	UID  int    `json:"uid,omitempty"`

@@ -17,6 +17,9 @@ import (
 	"weft/internal/proto/problem"
 )
 
+// HostDrained is the reason for which an IP link or a virtual port has no interface on a host that is drained by force.
+const HostDrained = "the host is drained"
+
 // PKey is the text of a P_Key.
 func PKey(k ib.PKey) string { return fmt.Sprintf("0x%04x", uint16(k)) }
 

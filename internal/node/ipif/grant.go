@@ -20,9 +20,12 @@ const cannotAdd = "cannot add IP links"
 // Add grants a request, and returns its links once they have a carrier, or after a while. A request of which no link
 // gets a network device is refused.
 func (h *Host) Add(ctx context.Context, r api.IPRequest) (list []api.IPLink, err error) {
+	if err := h.cfg.Admit(); err != nil {
+		return nil, err // at once, whatever the store does
+	}
 	var q *request
 	grant := func() error {
-		if q, err = h.add(r); err != nil {
+		if q, err = h.add(r, h.cfg.Admit); err != nil {
 			return err
 		}
 		if r.Kept() {

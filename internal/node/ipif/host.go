@@ -45,6 +45,8 @@ type Config struct {
 	// Adapters lists the adapters with an InfiniBand port, by number. Any goroutine may call it.
 	Adapters func() []*hca.Adapter
 	Sessions *session.Registry
+	// Admit returns why the host accepts no new IP link; nil: it does. Any goroutine may call it.
+	Admit func() error
 	// Connections is the communication manager, for links in connected mode.
 	Connections *conn.Service
 	Intent      *intent.Store // keeps what Host.Kept returns
@@ -59,7 +61,9 @@ type Host struct {
 	// Open makes the network device of a link. The link's worker calls it. Only tests set it, before the first request.
 	Open func(*Device) (ipoib.Backend, error)
 
-	requests []*request // the management goroutine's
+	// The management goroutine's.
+	requests  []*request
+	suspended bool // the host is drained by force: no request has a link
 
 	changes supervisor.Changes // of links and events
 
@@ -88,7 +92,7 @@ func New(c Config) *Host { return &Host{cfg: c, Open: openDevice, links: map[str
 // Start grants the requests of the configuration (all: links of every device) and those of the store.
 func (h *Host) Start(all bool) error {
 	if all {
-		if _, err := h.add(api.IPRequest{Backend: api.BackendTUN}); err != nil {
+		if _, err := h.add(api.IPRequest{Backend: api.BackendTUN}, always); err != nil {
 			return err
 		}
 	}
@@ -113,11 +117,14 @@ func (h *Host) Restore(list []api.IPRequest) {
 	}
 }
 
+// always admits requests that were granted before.
+func always() error { return nil }
+
 func (h *Host) restore(list []api.IPRequest) {
 	for _, r := range list {
 		err := r.Validate()
 		if err == nil {
-			_, err = h.add(r)
+			_, err = h.add(r, always)
 		}
 		h.mu.Lock()
 		if err == nil {
@@ -175,11 +182,51 @@ func (h *Host) PortChanged(a *hca.Adapter, events []ib.Event) {
 		return // the port that programs use is one of an Ethernet
 	}
 	for _, q := range h.requests {
-		if q.covers(a) {
+		if q.covers(a) && !h.suspended {
 			q.driver.AddCA(caOf(a.Number()))
 			q.driver.SetPort(caOf(a.Number()), portNumber, portOf(a), events...)
 		}
 	}
+}
+
+// Suspend removes the links of all requests, also of later ones, until Resume. The requests stay. It does not wait for
+// the end of the links. A nil Host has none.
+func (h *Host) Suspend() {
+	if h == nil {
+		return
+	}
+	h.cfg.Subnet.Do(func() {
+		h.suspended = true
+		for _, q := range h.requests {
+			for _, a := range h.cfg.Adapters() {
+				q.driver.RemoveCA(caOf(a.Number()))
+			}
+		}
+	})
+}
+
+// Resume makes the links of all requests again, after Suspend.
+func (h *Host) Resume() {
+	if h == nil {
+		return
+	}
+	h.cfg.Subnet.Do(func() {
+		if !h.suspended {
+			return
+		}
+		h.suspended = false
+		for _, a := range h.cfg.Adapters() {
+			h.PortChanged(a, nil)
+		}
+	})
+}
+
+// Names lists the links that there are, by name; a nil Host has none.
+func (h *Host) Names() (list []string) {
+	for _, l := range h.sorted() {
+		list = append(list, l.cfg.Name)
+	}
+	return list
 }
 
 // RemoveAdapter removes the links of an adapter and waits for their end.
@@ -300,7 +347,7 @@ func (h *Host) removed(l *iface) {
 
 // deviceRemoved begins anew with a link after its device was removed from outside. The management goroutine calls it.
 func (h *Host) deviceRemoved(l *iface, why error) {
-	if h.link(l.cfg.Name) != l {
+	if h.link(l.cfg.Name) != l || h.suspended {
 		return
 	}
 	h.event(l.cfg.Name, ipoib.EventLog.String(), "network device: "+why.Error())

@@ -461,6 +461,7 @@ func (h *Host) Degraded(links []api.IPLink) (list []api.Degraded) {
 	}
 	for _, l := range links {
 		switch {
+		case l.Reason == describe.HostDrained: // which has a notice of its own
 		case l.Pending:
 			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " is pending: " + l.Reason,
 				Fix: "weft pkey add " + l.PKey + " " + l.Device + " where the subnet manager runs"})

@@ -172,8 +172,8 @@ func (h *Host) parse(r api.IPRequest) (q *request, params ipoib.Params, err erro
 	return q, params, nil
 }
 
-// add grants a request.
-func (h *Host) add(r api.IPRequest) (*request, error) {
+// add grants a request if admit, which the management goroutine calls, returns nil.
+func (h *Host) add(r api.IPRequest, admit func() error) (*request, error) {
 	q, params, err := h.parse(r)
 	if err != nil {
 		return nil, err
@@ -184,6 +184,9 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 	}
 	q.driver = ipoib.NewDriver(params, q)
 	if e := h.cfg.Subnet.Do(func() {
+		if err = admit(); err != nil {
+			return
+		}
 		if o := h.overlap(q, params.PKeys); o != "" {
 			err = describe.Invalid("weft ipoib del "+o, "%s already has links of this request", o)
 			return
@@ -250,9 +253,13 @@ func (q *request) pending() (list []api.IPLink) {
 			name := wire.IPoIBName(caOf(a.Number()), portNumber, k)
 			if q.h.link(name) == nil {
 				kept, why := q.keptAfterRestart()
+				reason := fmt.Sprintf("the port of %s is not in partition 0x%x", a.Name, uint16(k&0x7fff))
+				if q.h.suspended {
+					reason = describe.HostDrained
+				}
 				list = append(list, api.IPLink{Name: name, Device: a.Name, Port: portNumber, PKey: describe.PKey(k),
 					Backend: q.api.Backend, State: ipoib.Absent.String(), Pending: true, Kept: kept, NotKept: why,
-					Reason: fmt.Sprintf("the port of %s is not in partition 0x%x", a.Name, uint16(k&0x7fff))})
+					Reason: reason})
 			}
 		}
 	}

@@ -61,8 +61,9 @@ type Config struct {
 	Users func() ([]member.User, error)
 	// Switch is the node's switch as plans of trunks need it; nil: not known.
 	Switch func() member.Switch
-	// Drain has the node accept no new program, or with on false accept them again; with force it ends those there are.
-	Drain func(on, force bool)
+	// Drain has the node of the member with a name accept nothing new that would use the host, or with on false accept
+	// it again; with force it ends what uses the host. It is called at the start, and for each roster.
+	Drain func(name string, on, force bool)
 	// Rekey replaces the subnet's M_Key.
 	Rekey func(context.Context) error
 	// Roster is called with each roster that the node follows; nil: nothing follows it.
@@ -82,6 +83,8 @@ const (
 	// upkeepLater to twice that is how long after a change the voters look that are not the first: where all of many
 	// look at all after each change of each, the store does nothing else.
 	upkeepLater = 10 * time.Second
+	// endTime is how long after a drain by force the node reports again: what used the host has ended by then.
+	endTime = 300 * time.Millisecond
 	// reportEvery is how often a report is written that has not changed.
 	reportEvery = 5 * time.Minute
 )
@@ -334,6 +337,7 @@ func (m *Membership) live() {
 	if _, v, p := r.Admit(m.cert.Load().Leaf, m.cfg.Now()); v == member.RemovedKey { // as it was when the node ended
 		m.fault("member_out", out(m.Name(), p.Why))
 	}
+	m.followDrain(r, true)
 	m.work.Go(m.follow)
 	m.work.Go(m.followReports)
 	m.work.Go(m.run)
@@ -593,27 +597,34 @@ func (m *Membership) take(r *member.Roster) {
 		p = out(m.Name(), p.Why)
 	}
 	m.fault("member_out", p)
-	drains := false
-	if x := r.ByGUID(m.cfg.GUID); x != nil {
-		drains = x.State == member.Draining || x.State == member.Drained
-		m.cfg.Drain(drains, x.Force)
-	}
-	m.fault("member_drain", drained(drains, m.Name()))
+	m.followDrain(r, false)
 	m.changed()
+}
+
+// followDrain follows the drain of this host in a roster. A node that starts on a drained host begins as after a drain
+// by force: nothing uses the host yet.
+func (m *Membership) followDrain(r *member.Roster, starting bool) {
+	x := r.ByGUID(m.cfg.GUID)
+	if x == nil {
+		return // it was removed
+	}
+	if x.State != member.Draining && x.State != member.Drained {
+		m.cfg.Drain(x.Name, false, false)
+		m.fault("member_drain", nil)
+		return
+	}
+	m.cfg.Drain(x.Name, true, x.Force || starting)
+	if x.Force {
+		time.AfterFunc(endTime, m.wake)
+	}
+	m.fault("member_drain", problem.New("this host is drained", "it accepts nothing new that would use it",
+		"weft member undrain "+x.Name))
 }
 
 // changed notes that members or their reports changed.
 func (m *Membership) changed() {
 	m.due.Store(true)
 	m.wake()
-}
-
-// drained is the notice of a host that is drained, nil for another.
-func drained(drains bool, name string) *problem.Error {
-	if !drains {
-		return nil
-	}
-	return problem.New("this host is drained", "it accepts no new program", "weft member undrain "+name)
 }
 
 func (m *Membership) wake() {

@@ -59,6 +59,7 @@ type host struct {
 	users  []member.User
 	rekeys int
 	drains bool
+	ended  int // how often users were to end
 }
 
 func freePort(t *testing.T) int {
@@ -82,10 +83,13 @@ func newHost(t *testing.T, dir string, n, port int, s store.Store, c *clockwork)
 			defer h.mu.Unlock()
 			return h.users, nil
 		},
-		Drain: func(on, force bool) {
+		Drain: func(_ string, on, force bool) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.drains = on
+			if on && force {
+				h.users, h.ended = nil, h.ended+1
+			}
 		},
 		Rekey: func(context.Context) error {
 			h.mu.Lock()
@@ -198,9 +202,11 @@ func TestThreeHosts(t *testing.T) {
 		!strings.Contains(err.Error(), "weft member drain rack2 names them") {
 		t.Errorf("%v", err)
 	}
-	d.mu.Lock()
-	d.users = nil
-	d.mu.Unlock()
+	// By force it ends the program, and names what it ended.
+	if m, err := b.drain(t.Context(), "rack2", api.MemberDrain{Drain: true, Force: true}); err != nil ||
+		m.State != "drained" || len(m.Users) != 0 || len(m.Ended) != 1 || m.Ended[0].Name != "ib_write_bw" {
+		t.Errorf("a drain by force: %+v, %v", m, err)
+	}
 	condtest.Until(t, "the end of the drain", func() bool { return drain().State == "drained" })
 
 	// A removal reaches all at once, also to the removed member.

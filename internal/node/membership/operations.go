@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -125,18 +126,51 @@ func (m *Membership) drain(ctx context.Context, name string, d api.MemberDrain) 
 	if err != nil {
 		return v, err
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, storeWait+forceWait)
 	defer stop()
-	if err := r.SetDrain(ctx, name, d.Drain, d.Force); err != nil {
+	before, err := named(ctx, m, r, name)
+	if err == nil {
+		err = r.SetDrain(ctx, name, d.Drain, d.Force)
+	}
+	if err != nil {
 		return v, m.failed(err)
 	}
+	tick := time.NewTicker(forceTick)
+	defer tick.Stop()
+	for end := time.Now().Add(forceWait); ; {
+		if v, err = named(ctx, m, r, name); err != nil {
+			return v, m.failed(err)
+		}
+		if !d.Drain || !d.Force || v.State == member.Drained.String() || time.Now().After(end) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return v, m.failed(ctx.Err())
+		case <-tick.C:
+		}
+	}
+	if d.Drain && d.Force {
+		v.Ended = slices.DeleteFunc(before.Users, func(u api.MemberUser) bool { return slices.Contains(v.Users, u) })
+	}
+	return v, nil
+}
+
+// A drain by force waits forceWait at most until the member reports that nothing uses it.
+const (
+	forceWait = 3 * time.Second
+	forceTick = 100 * time.Millisecond
+)
+
+// named is the member with a name as the store has it.
+func named(ctx context.Context, m *Membership, r *registry.Registry, name string) (v api.FabricMember, err error) {
 	all, _, err := r.Members(ctx)
 	for i := range all {
 		if all[i].Name == name {
 			return m.describe(&all[i]), nil
 		}
 	}
-	return v, m.failed(cmp.Or(err, error(problem.New("", "there is no member "+name, "weft member list"))))
+	return v, cmp.Or(err, error(problem.New("cannot drain the member", "there is no member "+name, "weft member list")))
 }
 
 func (m *Membership) remove(ctx context.Context, q api.MemberRemoval) (v api.RemovedMember, err error) {

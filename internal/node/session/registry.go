@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -34,6 +35,8 @@ type Config struct {
 	Log       *slog.Logger
 	AllowUIDs []int // users who may use the node beside root and its own
 	Sessions  int   // of programs at most
+	// Admit returns why the host accepts no program; nil: it does. It is called with mu of the registry held.
+	Admit func() error
 	// Fail ends the node: a socket does not accept any more.
 	Fail func(error)
 }
@@ -52,7 +55,6 @@ type Registry struct {
 	log      logLimit
 	idle     time.Time // when the last session ended, or a program announced itself
 	ending   bool      // the node ends because it was idle
-	draining bool      // no session is accepted
 	records  int       // open files of user MADs and channels of the connection manager
 }
 
@@ -65,11 +67,6 @@ type Stats struct {
 // ErrEnding is the error of a node that ends because it was idle.
 var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 	Why: "it ends, because it was not used", Fix: "start another: weft up"}
-
-// ErrDraining is the error of a node that accepts no session, since its host is drained.
-var ErrDraining = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
-	Why: "its host is drained, and accepts no new program",
-	Fix: "use another host, or weft member undrain, with its name"}
 
 // New returns an empty registry.
 func New(c Config) *Registry {
@@ -237,29 +234,19 @@ func (r *Registry) Use() error {
 
 // closed returns why no session begins; the caller holds mu.
 func (r *Registry) closed() error {
-	switch {
-	case r.ending:
+	if r.ending {
 		return ErrEnding
-	case r.draining:
-		return ErrDraining
 	}
-	return nil
+	return r.cfg.Admit()
 }
 
-// Drain has the node accept no session any more, or with on false accept them again. With end, the sessions of programs
-// end as well: programs receive the event that their device is lost.
-func (r *Registry) Drain(on, end bool) {
+// EndPrograms ends the sessions of programs: they receive the event that their device is lost.
+func (r *Registry) EndPrograms(reason error) {
 	r.mu.Lock()
-	r.draining = on
-	var over []*vhost.Session
-	if on && end {
-		for s := range r.programs {
-			over = append(over, s)
-		}
-	}
+	over := slices.Collect(maps.Keys(r.programs))
 	r.mu.Unlock()
 	for _, s := range over {
-		s.Fail(vhost.Shutdown, ErrDraining)
+		s.Fail(vhost.Shutdown, reason)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ func newTestRegistry(t *testing.T) (r *Registry, path string) {
 		PKeys:  []ib.PKey{ib.DefaultPKey},
 		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}, hca.DefaultLimits)
 	now := func() mono.Time { return mono.Time(time.Since(base)) }
-	r = New(Config{Now: now, Log: log})
+	r = New(Config{Now: now, Log: log, Admit: func() error { return nil }})
 	g, err := lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(a), Multicast: replicate.DefaultConfig,
 		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8,
 			ib.GID) uint32 {
@@ -120,7 +121,7 @@ func TestProcessMemoryFirst(t *testing.T) {
 
 // TestEndingRefuses: once the node has decided to end, no session begins that would end at once.
 func TestEndingRefuses(t *testing.T) {
-	r := New(Config{})
+	r := New(Config{Admit: func() error { return nil }})
 	if !r.EndIfIdle(0, func() bool { return false }) {
 		t.Fatal("a node without sessions is not idle")
 	}
@@ -149,8 +150,11 @@ func TestDrainRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Drain(true, false)
-	if err := r.Use(); !errors.Is(err, ErrDraining) {
+	var gate atomic.Pointer[error]
+	drained := errors.New("the host is drained")
+	gate.Store(&drained)
+	r.cfg.Admit = func() error { return *gate.Load() }
+	if err := r.Use(); !errors.Is(err, drained) {
 		t.Errorf("use: %v", err)
 	}
 	if _, err := connect(); err == nil {
@@ -160,9 +164,9 @@ func TestDrainRefuses(t *testing.T) {
 	if _, err := first.Get(abi.ReqHello, hello); err != nil && !errors.Is(err, unix.EBUSY) {
 		t.Errorf("the session that was there: %v", err)
 	}
-	r.Drain(true, true)
+	r.EndPrograms(drained)
 	condtest.Until(t, "no session stays", func() bool { return r.Connected() == 0 })
-	r.Drain(false, false)
+	gate.Store(new(error))
 	if _, err := connect(); err != nil {
 		t.Errorf("after the drain: %v", err)
 	}

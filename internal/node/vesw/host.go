@@ -45,6 +45,8 @@ type Config struct {
 	// WireLocal: packets between functions of the node are built as for the network.
 	WireLocal bool
 	Intent    *intent.Store // keeps what Host.Kept returns
+	// Admit returns why the host accepts no new port; nil: it does. Any goroutine may call it.
+	Admit func() error
 }
 
 // Cards are the network cards of virtual machines. Any goroutine but a lane may call the methods.
@@ -72,7 +74,9 @@ type Host struct {
 	// the management goroutine.
 	Open func(o Opening) (vnic.OpenSegment, string, error)
 
-	funcs map[uint16]*function // by number; the management goroutine's
+	// The management goroutine's.
+	funcs     map[uint16]*function // by number
+	suspended bool                 // the host is drained by force: no port has an interface of the host
 
 	changes supervisor.Changes // of ports
 

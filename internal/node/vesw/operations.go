@@ -102,6 +102,9 @@ func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 		v.Reason = "there is no interface"
 	} else if s.seg == nil && s.vesw != 0 {
 		v.Reason = "the interface is being made"
+		if s.suspended() {
+			v.Reason = describe.HostDrained
+		}
 	}
 	if b, ok := s.seg.(interface{ Problem() string }); ok {
 		v.Problem = b.Problem()
@@ -128,6 +131,9 @@ const Patience = 3 * time.Second
 
 // attach makes the interface of a port what r requests, and waits a moment for the port to come up.
 func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
+	if err := h.cfg.Admit(); err != nil {
+		return nil, err
+	}
 	if h.DevicePort(r.Device) != nil {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own",
 			r.Device)
@@ -234,6 +240,45 @@ func (h *Host) Forget(device string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
+}
+
+// Suspend closes the interfaces of ports on the host, also of later ports, until Resume. A nil Host has none.
+func (h *Host) Suspend() { h.suspend(true) }
+
+// Resume makes the interfaces of ports again, after Suspend.
+func (h *Host) Resume() { h.suspend(false) }
+
+func (h *Host) suspend(on bool) {
+	if h == nil {
+		return
+	}
+	h.cfg.Subnet.Do(func() {
+		if h.suspended == on {
+			return
+		}
+		h.suspended = on
+		for _, f := range h.funcs {
+			for _, s := range f.slots {
+				if s != nil && s.port != nil {
+					s.apply()
+				}
+			}
+		}
+	})
+}
+
+// Interfaces lists the interfaces of ports on this host, by name; a nil Host has none.
+func (h *Host) Interfaces() (list []string) {
+	if h == nil {
+		return nil
+	}
+	_ = h.each(func(s *slot, _ *vnic.Port) {
+		if s.name != "" && s.hosted() {
+			list = append(list, s.name)
+		}
+	})
+	slices.Sort(list)
+	return list
 }
 
 // reconsider opens the interface of a port again where its request has changed.
@@ -382,6 +427,7 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 	for _, v := range ports {
 		where := fmt.Sprintf("port %d of %s in VESW %d", v.VPort, v.Device, v.VESW)
 		switch {
+		case v.Reason == describe.HostDrained: // which has a notice of its own
 		case v.Failed != "":
 			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed, Fix: fmt.Sprintf(
 				"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}

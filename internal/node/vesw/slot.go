@@ -105,6 +105,10 @@ func (s *slot) apply() {
 		with = s.f.h.Requested(s.f.a.Name, s.vesw)
 	}
 	switch {
+	case s.suspended():
+		s.discard()
+		s.segment.Term().Post(s.absent)
+		s.f.h.changes.Announce()
 	case s.open && with == s.with:
 		s.configure()
 	case s.vesw == 0: // the switch is not known yet
@@ -113,6 +117,15 @@ func (s *slot) apply() {
 		s.why, s.tries = nil, 0
 		s.create(with)
 	}
+}
+
+// suspended reports whether the port has no interface because the host is drained. Network cards of virtual machines
+// and Ethernet ports of devices stay: nothing uses the host by them but guests and programs, which end by themselves.
+func (s *slot) suspended() bool { return s.f.h.suspended && s.hosted() }
+
+// hosted reports whether the interface of the port is one of the host, or an IP stack in the node.
+func (s *slot) hosted() bool {
+	return !s.f.h.cards.Has(s.f.a.Name) && s.f.h.DevicePort(s.f.a.Name) == nil
 }
 
 // configure passes the port's configuration to the segment.

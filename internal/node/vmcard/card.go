@@ -166,6 +166,9 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	if m.want.Connect == "" && !m.c.cfg.Sessions.Allowed(int(p.Uid)) {
 		return vhost.Device{}, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
+	if err := m.c.cfg.Admit(); err != nil {
+		return vhost.Device{}, err
+	}
 	d, err := m.port.Attach(s)
 	if err != nil {
 		return vhost.Device{}, err
@@ -175,6 +178,9 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	m.of, m.peer = s, p
 	m.sessions++
 	m.mu.Unlock()
+	if err := m.c.cfg.Admit(); err != nil {
+		s.Fail(vhost.Shutdown, err) // a drain began meanwhile: EndGuests may have missed the session
+	}
 	m.c.cfg.Log.Info("guest connected", "vm", m.want.Name, "pid", p.Pid)
 	return d.Parts(), nil
 }

@@ -33,7 +33,9 @@ type Config struct {
 	SocketPerm, DirPerm os.FileMode
 	Log                 *slog.Logger
 	// Absent is why the node can have no cards, nil: it can.
-	Absent   error
+	Absent error
+	// Admit returns why the host accepts no new card and no guest; nil: it does. Any goroutine may call it.
+	Admit    func() error
 	Lanes    *lane.Group // the first carries the frames of cards
 	Sessions Sessions
 	// Share is the device socket that shares its quotas with the sockets of cards.
@@ -164,6 +166,18 @@ func (c *Cards) Card(name string) *Card {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.byName[name]
+}
+
+// EndGuests ends the sessions of guests: they lose the carrier. Their cards stay.
+func (c *Cards) EndGuests(reason error) {
+	for _, m := range c.All() {
+		m.mu.Lock()
+		s := m.of
+		m.mu.Unlock()
+		if s != nil {
+			s.Fail(vhost.Shutdown, reason)
+		}
+	}
 }
 
 // Has implements vesw.Cards.

@@ -34,6 +34,9 @@ func (c *Cards) add(ctx context.Context, want api.NewVM) (v api.VM, err error) {
 	if c.cfg.Absent != nil {
 		return v, c.cfg.Absent
 	}
+	if err := c.cfg.Admit(); err != nil {
+		return v, err
+	}
 	const what = "cannot add the virtual machine"
 	var m *Card
 	if err := c.cfg.Keeper.Edit(ctx, what, func() (err error) {
