@@ -201,7 +201,8 @@ func (e *functionEditor) open(f *function) error {
 	socket, err := vhost.Listen(filepath.Join(e.dir, rundir.SocketDir, f.a.Name+".sock"), e.perm.socket(), vhost.Config{
 		New:   func(s *vhost.Session) (vhost.Device, error) { return e.sessions.Admit(f.a, on, s) },
 		OnEnd: e.sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(e.spin / time.Microsecond),
-		Limits: e.sessions.Limits(), OnRefuse: e.sessions.Refused, Share: e.table.all()[0].socket})
+		Limits: e.sessions.Limits(), OnRefuse: e.sessions.Refused, Share: e.table.all()[0].socket,
+		Guard: e.sessions.Guard()})
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}

@@ -25,6 +25,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/device/unixsock"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/node/admission"
@@ -207,7 +208,9 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.SocketDir), n.perm.dir()); err != nil {
 		return err
 	}
-	control, err := n.dir.Listen(rundir.ControlSock, n.perm.socket())
+	guard := n.sessions.Guard()
+	// A user that the node does not serve gets the reason from the control interface.
+	control, err := n.dir.Listen(guard, rundir.ControlSock, unixsock.Options{Mode: n.perm.socket(), Explain: true})
 	if err != nil {
 		return err
 	}
@@ -230,21 +233,21 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.editor.openSockets(); err != nil {
 		return err
 	}
-	listen := func(name, what string, most, mostOfUser int) (*session.Records, error) {
-		l, err := n.dir.ListenRecords(name, n.perm.socket())
+	listen := func(name string, most, mostOfUser int) (*session.Records, error) {
+		l, err := n.dir.ListenRecords(guard, name, unixsock.Options{Mode: n.perm.socket()})
 		if err != nil {
 			return nil, err
 		}
-		return n.sessions.OpenRecords(l, name, what, most, mostOfUser), nil
+		return n.sessions.OpenRecords(l, most, mostOfUser), nil
 	}
-	rdmacm, err := listen(rundir.CMSock, "the connection manager", conn.DeviceConns, conn.DeviceUserConns)
+	rdmacm, err := listen(rundir.CMSock, conn.DeviceConns, conn.DeviceUserConns)
 	if err != nil {
 		return err
 	}
 	n.cm.OpenDevice(rdmacm)
 	defer rdmacm.Close()
 	if n.sub != nil {
-		u, err := listen(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
+		u, err := listen(rundir.UmadSock, subnet.UserMADConns, subnet.UserMADUserConns)
 		if err != nil {
 			return err
 		}

@@ -37,7 +37,8 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
-	counters.Each("", r.sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
+	fields(add, api.ScopeNode, "", r.sessions.Stats())
+	fields(add, api.ScopeNode, "", r.sessions.Guard().Counters())
 	if err := r.cards.Counters(add); err != nil {
 		return nil, err
 	}

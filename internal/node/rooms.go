@@ -39,7 +39,7 @@ func (n *Node) openRooms() error {
 		return err
 	}
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs,
-		Sessions: n.adapter.Limits().Sessions, Admit: n.gate.Admit, Fail: n.stop})
+		Sessions: n.adapter.Limits().Sessions, Admit: n.gate.Admit})
 	n.tree = &portTree{node: n.cfg.Dir, identity: n.identity, log: n.log, functions: n.funcs, host: n.table.Load,
 		notify: n.sessions.NotifyPort}
 	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort),
@@ -223,7 +223,7 @@ func (n *Node) openFunctions() {
 	if n.sub != nil {
 		n.editor.board = n.sub
 	}
-	c := vmcard.Config{Dir: n.cfg.Dir, SocketPerm: n.perm.socket(), DirPerm: n.perm.dir(), Log: n.log, Lanes: n.lanes,
+	c := vmcard.Config{Dir: n.cfg.Dir, DirPerm: n.perm.dir(), Log: n.log, Lanes: n.lanes,
 		Sessions: n.sessions, Share: func() *vhost.Server { return n.funcs.all()[0].socket },
 		RemoveFunction: n.editor.remove, Number: n.all.Add, PortState: n.vesw.PortState, AwaitPort: n.vesw.Await,
 		VESWs: &n.mgmt.VESWs, Keeper: n.intent, Admit: n.gate.Admit}

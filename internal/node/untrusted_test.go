@@ -356,7 +356,7 @@ func TestUntrustedSources(t *testing.T) {
 			m[umad.HeaderLen+3] = byte(mad.MethodTrap)
 			s.program(stranger, m)
 		}},
-		{"program of a user whom the node does not serve", api.ScopeNode, "record_refused_uid",
+		{"program of a user whom the node does not serve", api.ScopeNode, "socket_refused_uid",
 			func() { s.program(stranger+1, nil) }},
 		{"datagram of a function to queue pair 0", api.ScopeLink, "drop_unconnected", func() {
 			l := s.a.node.lanes.First()

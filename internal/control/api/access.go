@@ -6,24 +6,30 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"syscall"
 
-	"weft/internal/host/rundir"
+	"weft/internal/device/unixsock"
 )
 
 // PeerAccess returns the function of NewServer: root and the node's own user may do
 // everything, those that may use devices may read, others nothing.
 func PeerAccess(self int, allow []int) func(net.Conn) (Access, error) {
 	return func(c net.Conn) (Access, error) {
-		u, ok := c.(*net.UnixConn)
-		if !ok {
-			return NoAccess, fmt.Errorf("%s is no Unix socket", c.LocalAddr().Network())
-		}
-		p, err := rundir.PeerOf(u)
+		p, err := peerOf(c)
 		if err != nil {
 			return NoAccess, err
 		}
 		return accessOf(p.UID, self, allow)
 	}
+}
+
+// peerOf returns the process at the other end of a Unix socket.
+func peerOf(c net.Conn) (unixsock.Peer, error) {
+	u, ok := c.(syscall.Conn)
+	if !ok || c.LocalAddr().Network() != "unix" {
+		return unixsock.Peer{}, fmt.Errorf("%s is no Unix socket", c.LocalAddr().Network())
+	}
+	return unixsock.PeerOf(u)
 }
 
 func accessOf(uid, self int, allow []int) (Access, error) {

@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"strconv"
 
-	"weft/internal/host/rundir"
 	"weft/internal/proto/ib"
 )
 
@@ -77,10 +76,8 @@ const maxCallerUser = 64
 
 // localCaller is the user at the other end of a Unix socket.
 func localCaller(c net.Conn) Caller {
-	if u, ok := c.(*net.UnixConn); ok {
-		if p, err := rundir.PeerOf(u); err == nil {
-			return Caller{UID: p.UID}
-		}
+	if p, err := peerOf(c); err == nil {
+		return Caller{UID: p.UID}
 	}
 	return Caller{UID: -1}
 }

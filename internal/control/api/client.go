@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"weft/internal/device/unixsock"
 	"weft/internal/host/rundir"
 )
 
@@ -40,13 +41,12 @@ func NewClient(path string, dialed func(*net.UnixConn) error) *Client {
 	c := &Client{timeout: answerTime}
 	c.http.Transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			conn, err := d.DialContext(ctx, "unix", path)
+			conn, err := dial(ctx, path)
 			if err != nil {
 				return nil, err
 			}
 			u := conn.(*net.UnixConn)
-			if p, err := rundir.PeerOf(u); err == nil {
+			if p, err := unixsock.PeerOf(u); err == nil {
 				c.peer.Store(int64(p.PID)) // for people only
 			}
 			if dialed != nil {
@@ -59,6 +59,25 @@ func NewClient(path string, dialed func(*net.UnixConn) error) *Client {
 		},
 	}
 	return c
+}
+
+// dialPause is the time between attempts to connect to a socket with a full backlog.
+const dialPause = 2 * time.Millisecond
+
+// dial connects to a socket. It waits as long as the backlog of the socket is full: many connect at once.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	for {
+		conn, err := d.DialContext(ctx, "unix", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(dialPause):
+		}
+	}
 }
 
 // Close drops idle connections.

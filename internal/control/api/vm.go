@@ -5,6 +5,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"path/filepath"
 	"regexp"
@@ -33,6 +34,8 @@ type NewVM struct {
 	Socket string `json:"socket"`
 	// Connect is, instead, where the emulator listens, and the node connects.
 	Connect string `json:"connect"`
+	// AllowUID is the user of an emulator that may connect to Socket, besides root and the node's own user; 0: no other.
+	AllowUID int `json:"allow_uid"`
 	// Packed has the machine use packed rings.
 	Packed bool `json:"packed"`
 	// Memory is the memory of the machine in the options for its emulator, as QEMU's -m takes it; empty: the node does
@@ -67,6 +70,12 @@ func (v *NewVM) Validate() error {
 	}
 	if v.Socket != "" && v.Connect != "" {
 		errs = append(errs, errors.New("either the node listens (socket) or the emulator does (connect), not both"))
+	}
+	if v.AllowUID < 0 || v.AllowUID > math.MaxUint32-1 {
+		errs = append(errs, fmt.Errorf("%d is no user of an emulator", v.AllowUID))
+	}
+	if v.AllowUID != 0 && v.Connect != "" {
+		errs = append(errs, errors.New("who reaches the socket of an emulator (connect) is not for the node to allow"))
 	}
 	if v.Memory != "" {
 		errs = append(errs, ValidateMemory(v.Memory))

@@ -25,6 +25,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/device/unixsock"
 	"weft/internal/host/rundir"
 	"weft/internal/proto/problem"
 )
@@ -89,7 +90,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 		return &problem.Error{What: "check all of the ICRC", Why: "raw socket: " + syscall.EPERM.Error(),
 			Fix: "run as root", Err: syscall.EPERM}
 	}
-	l, err := d.Listen(rundir.ControlSock, 0o666)
+	l, err := d.Listen(nil, rundir.ControlSock, unixsock.Options{Mode: 0o666})
 	if err != nil {
 		return err
 	}

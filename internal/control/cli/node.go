@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft/internal/control/api"
+	"weft/internal/device/unixsock"
 	"weft/internal/host/rundir"
 )
 
@@ -51,9 +52,9 @@ func downCommand(a *app) *cobra.Command {
 // stop ends the node in dir and waits for its process. It returns the last status of the node, of one that was not
 // ready the process identifier alone.
 func stop(ctx context.Context, dir string, timeout time.Duration) (last api.Status, err error) {
-	var peer rundir.Peer // as the kernel names it in this pid namespace
+	var peer unixsock.Peer // as the kernel names it in this pid namespace
 	c := api.NewClient(filepath.Join(dir, rundir.ControlSock), func(u *net.UnixConn) (err error) {
-		peer, err = rundir.PeerOf(u)
+		peer, err = unixsock.PeerOf(u)
 		return err
 	})
 	defer c.Close()

@@ -133,6 +133,7 @@ is the server of that socket: the node may restart while the machine runs.`,
 	f.StringVar(&v.MAC, "mac", "", "MAC address of the card; without it, the node chooses one")
 	f.IntVar(&v.Queues, "queues", 0, "queue pairs, at most one per processor of the machine (default 1)")
 	f.StringVar(&v.Socket, "socket", "", "socket that the node makes and the emulator connects to (default vm/NAME.sock in the node's directory)")
+	f.IntVar(&v.AllowUID, "allow-uid", 0, "user that may connect to the socket, besides root and the node's own user")
 	f.StringVar(&v.Connect, "connect", "", "socket that the emulator makes and the node connects to, repeatedly")
 	f.BoolVar(&v.Packed, "packed", false, "offer packed virtqueues")
 	memoryFlag(cmd, &v.Memory, vmMemory)

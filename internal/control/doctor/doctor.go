@@ -118,7 +118,7 @@ func existing(path string) string {
 	}
 }
 
-// directory checks who may use the directory of the node.
+// directory checks which users may use the directory of the node.
 func (h *Host) directory(l *list) {
 	const check = "directory"
 	at := existing(h.Dir)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	"weft/internal/device/unixsock"
 )
 
 // Delays before a client connects again. A starting machine finds its device quickly; a front-end that
@@ -71,9 +73,10 @@ func (s *Server) dial(ctx context.Context, path string) {
 
 // adopt makes a session of a connection that is to be served at once; nil where there may be
 // none.
-func (s *Server) adopt(conn *net.UnixConn) *Session {
+func (s *Server) adopt(u *net.UnixConn) *Session {
+	conn, err := unixsock.NewConn(u)
 	v := s.session(conn)
-	if v.identify() != nil {
+	if err != nil || v.identify() != nil {
 		conn.Close()
 		return nil
 	}

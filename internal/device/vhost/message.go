@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/device/unixsock"
 	"weft/internal/proto/abi"
 )
 
@@ -49,7 +50,7 @@ func (m *message) close() {
 
 // reader reads messages off a connection.
 type reader struct {
-	conn *net.UnixConn
+	conn *unixsock.Conn
 	s    *Session
 	oob  [16 + 4*maxTable]byte
 	head [abi.VUHeaderSize]byte

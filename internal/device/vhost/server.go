@@ -5,8 +5,6 @@ package vhost
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/device/unixsock"
 	"weft/internal/proto/abi"
 )
 
@@ -28,6 +27,10 @@ type Config struct {
 	Limits  Limits
 	// Share, if set, is a server: its accounts and Limits also apply to this one.
 	Share *Server
+	// Guard has the bounds of connections to the socket of Listen; nil: none. Served, if set, reports whether the socket
+	// is for a user; else the Guard does.
+	Guard  *unixsock.Guard
+	Served func(uid int) bool
 	// OnRefuse, if set, is called when a front-end exceeds a Quota, on its goroutine.
 	OnRefuse func(s *Session, q Quota)
 }
@@ -35,7 +38,7 @@ type Config struct {
 // Server accepts front-ends on one socket (Listen), or connects to one (Dial).
 type Server struct {
 	config Config
-	ln     *net.UnixListener // nil: a client, ended by cancel
+	ln     *unixsock.Listener // nil: a client, ended by cancel
 	cancel context.CancelFunc
 	// waiting is why a client has no session.
 	waiting atomic.Pointer[error]
@@ -52,16 +55,9 @@ type Server struct {
 // Listen makes the socket, replacing a file that a dead node left, and serves
 // it until Close. Permissions of the socket are mode.
 func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	ln, err := c.Guard.Listen("unix", path, unixsock.Options{Mode: mode, Served: c.Served})
 	if err != nil {
-		return nil, fmt.Errorf("listen on the socket: %w", err)
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		ln.Close()
-		return nil, fmt.Errorf("set permissions of the socket: %w", err)
+		return nil, err
 	}
 	aio() // now: the descriptor it takes is the process's, not a session's
 	s := newServer(c)
@@ -80,22 +76,16 @@ func newServer(c Config) *Server {
 
 func (s *Server) accept() {
 	for {
-		conn, err := s.ln.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
+		conn, err := s.ln.AcceptConn()
 		if err != nil {
-			// The front-end closed the connection, or no descriptors are left: both pass, the latter
-			// not at once.
-			time.Sleep(5 * time.Millisecond)
-			continue
+			return // closed
 		}
 		s.start(conn)
 	}
 }
 
 // session makes a session of a connection.
-func (s *Server) session(conn *net.UnixConn) *Session {
+func (s *Server) session(conn *unixsock.Conn) *Session {
 	v := &Session{conn: conn, server: s, rings: map[int]*ring{}}
 	v.table = newMemTable(func(unmap func()) {
 		if v.dev.Lifetime == nil {
@@ -107,7 +97,7 @@ func (s *Server) session(conn *net.UnixConn) *Session {
 	return v
 }
 
-func (s *Server) start(conn *net.UnixConn) {
+func (s *Server) start(conn *unixsock.Conn) {
 	v := s.session(conn)
 	if err := v.identify(); err != nil {
 		conn.Close() // already closed by the peer

@@ -12,13 +12,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/device/unixsock"
 	"weft/internal/proto/abi"
 )
 
 // Session is one connection. Its exported methods may be called from any
 // goroutine.
 type Session struct {
-	conn   *net.UnixConn
+	conn   *unixsock.Conn
 	peer   unix.Ucred
 	server *Server
 	table  *MemTable

@@ -12,13 +12,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/device/unixsock"
 )
 
 // Names below a node's directory.
@@ -137,54 +138,14 @@ func (d *Dir) Path() string { return d.path }
 // name.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Listen opens the stream socket name below the directory, replacing what a
-// dead owner left, with the given permissions. Closing the listener removes
-// the socket.
-func (d *Dir) Listen(name string, perm fs.FileMode) (*net.UnixListener, error) {
-	return d.listen("unix", name, perm)
+// Listen opens the stream socket name below the directory. g may be nil.
+func (d *Dir) Listen(g *unixsock.Guard, name string, o unixsock.Options) (*unixsock.Listener, error) {
+	return g.Listen("unix", filepath.Join(d.path, name), o)
 }
 
 // ListenRecords is Listen for a socket of records (SOCK_SEQPACKET).
-func (d *Dir) ListenRecords(name string, perm fs.FileMode) (*net.UnixListener, error) {
-	return d.listen("unixpacket", name, perm)
-}
-
-func (d *Dir) listen(network, name string, perm fs.FileMode) (*net.UnixListener, error) {
-	path := filepath.Join(d.path, name)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, perm); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
-}
-
-// Peer is the process at the other end of a Unix socket, as the kernel recorded it.
-type Peer struct{ PID, UID int }
-
-// PeerOf returns the peer of c at the time it connected.
-func PeerOf(c *net.UnixConn) (Peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return Peer{}, err
-	}
-	var cred *unix.Ucred
-	var serr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return Peer{}, err
-	}
-	if serr != nil {
-		return Peer{}, fmt.Errorf("read the peer's credentials: %w", serr)
-	}
-	return Peer{PID: int(cred.Pid), UID: int(cred.Uid)}, nil
+func (d *Dir) ListenRecords(g *unixsock.Guard, name string, o unixsock.Options) (*unixsock.Listener, error) {
+	return g.Listen("unixpacket", filepath.Join(d.path, name), o)
 }
 
 // Stopped reports whether a process is stopped, by a signal or a debugger: it does nothing until it is continued.

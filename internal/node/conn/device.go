@@ -6,13 +6,13 @@ import (
 	"crypto/rand"
 	"errors"
 	mrand "math/rand/v2"
-	"net"
 	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"weft/internal/control/api"
+	"weft/internal/device/unixsock"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/abi"
@@ -63,7 +63,7 @@ func (s *Service) PortChanged(a *hca.Adapter, events []ib.Event) {
 }
 
 // serve reads what a connection is for, and serves it until it ends.
-func (d *Device) serve(c *net.UnixConn) {
+func (d *Device) serve(c *unixsock.Conn) {
 	m, err := abi.ParseCMOpen(d.First(c))
 	if err != nil {
 		return
@@ -108,13 +108,13 @@ func (f *channel) Notice() {
 }
 
 // channel serves the connection that is a channel: nothing comes by it but its end.
-func (d *Device) channel(c *net.UnixConn, answer func(session.Token) error) {
+func (d *Device) channel(c *unixsock.Conn, answer func(session.Token) error) {
 	f := &channel{d: d}
 	var err error
 	if f.raw, err = c.SyscallConn(); err != nil {
 		return
 	}
-	p := d.Peer(c)
+	p := c.Peer()
 	o := rdmacm.Owner{PID: p.PID, UID: p.UID, Comm: session.Comm(p.PID), Own: session.OwnUser(p.UID), Low: p.UID == 0}
 	if d.s.Do(func(mono.Time) { f.file = d.hub.Open(o, f) }) != nil {
 		return
@@ -128,7 +128,7 @@ func (d *Device) channel(c *net.UnixConn, answer func(session.Token) error) {
 }
 
 // commands serves the connection that brings a program's commands.
-func (d *Device) commands(c *net.UnixConn) {
+func (d *Device) commands(c *unixsock.Conn) {
 	b := make([]byte, abi.CMCommandSize+1)
 	var out []byte
 	for {

@@ -19,7 +19,7 @@ import (
 const (
 	// lookup bounds the resolution of the names of one member.
 	lookup = 2 * time.Second
-	// maxLookups bounds the members whose names are resolved at a time. The others are resolved later.
+	// maxLookups bounds the members of which names are resolved at a time. The others are resolved later.
 	maxLookups = 32
 	// fresh is how long an answer counts, a failure with it. It is less than patience, so that each address that is
 	// tried is of a newer answer.

@@ -4,28 +4,23 @@ package session
 
 import (
 	"crypto/rand"
-	"errors"
-	"fmt"
-	"net"
 	"sync"
 	"time"
 
-	"weft/internal/host/rundir"
+	"weft/internal/device/unixsock"
 )
 
 // Records is a socket of records (SOCK_SEQPACKET) at which programs reach something of the node that is elsewhere a
 // device file: it limits which users may connect, and how often. Every connection has a goroutine.
 type Records struct {
-	r    *Registry
-	l    *net.UnixListener
-	name string // of the socket
-	what string // its use, for the log
+	r *Registry
+	l *unixsock.Listener
 	// Bounds: connections, and those of a user other than root and the node's own.
 	most, mostOfUser int
 	wg               sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows; nothing else is locked with mu held
-	conns  map[*net.UnixConn]rundir.Peer
+	conns  map[*unixsock.Conn]struct{}
 	users  map[int]int // connections by user
 	closed bool
 }
@@ -38,21 +33,18 @@ const maxFirst = 256
 
 // OpenRecords makes the record socket of a listener. It serves nothing before Start. most bounds its connections,
 // mostOfUser those of a user other than root and the node's own.
-func (r *Registry) OpenRecords(l *net.UnixListener, name, what string, most, mostOfUser int) *Records {
-	return &Records{r: r, l: l, name: name, what: what, most: most, mostOfUser: mostOfUser,
-		conns: map[*net.UnixConn]rundir.Peer{}, users: map[int]int{}}
+func (r *Registry) OpenRecords(l *unixsock.Listener, most, mostOfUser int) *Records {
+	return &Records{r: r, l: l, most: most, mostOfUser: mostOfUser, conns: map[*unixsock.Conn]struct{}{},
+		users: map[int]int{}}
 }
 
 // Start calls serve with every connection, on a goroutine of its own; the connection is closed when it returns.
-func (d *Records) Start(serve func(c *net.UnixConn)) {
+func (d *Records) Start(serve func(c *unixsock.Conn)) {
 	d.wg.Go(func() {
 		for {
-			c, err := d.l.AcceptUnix()
+			c, err := d.l.AcceptConn()
 			if err != nil {
-				if !errors.Is(err, net.ErrClosed) {
-					d.r.cfg.Fail(fmt.Errorf("%s: %w", d.name, err))
-				}
-				return
+				return // closed
 			}
 			if !d.admit(c) {
 				c.Close()
@@ -78,41 +70,29 @@ func (d *Records) Close() {
 	d.wg.Wait()
 }
 
-// admit checks the user of a connection, and the number of connections.
-func (d *Records) admit(c *net.UnixConn) bool {
-	p, err := rundir.PeerOf(c)
-	if err != nil || !d.r.Allowed(p.UID) {
-		d.r.stats.RefusedUID.Add(1)
-		d.r.Complain(d.what+" refused", "pid", p.PID, "uid", p.UID)
-		return false
-	}
+// admit checks the number of connections.
+func (d *Records) admit(c *unixsock.Conn) bool {
+	p := c.Peer()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed || len(d.conns) >= d.most || !OwnUser(p.UID) && d.users[p.UID] >= d.mostOfUser {
 		d.r.stats.RefusedLimit.Add(1)
 		return false
 	}
-	d.conns[c] = p
+	d.conns[c] = struct{}{}
 	d.users[p.UID]++
 	return true
 }
 
-// Peer returns the process at the other end of a connection.
-func (d *Records) Peer(c *net.UnixConn) rundir.Peer {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.conns[c]
-}
-
 // Own reports whether a connection is root's or that of the node's own user. Other users of the node may not manage
 // what it is part of.
-func (d *Records) Own(c *net.UnixConn) bool { return OwnUser(d.Peer(c).UID) }
+func (d *Records) Own(c *unixsock.Conn) bool { return OwnUser(c.Peer().UID) }
 
-func (d *Records) release(c *net.UnixConn) {
+func (d *Records) release(c *unixsock.Conn) {
 	c.Close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	uid := d.conns[c].UID
+	uid := c.Peer().UID
 	delete(d.conns, c)
 	if d.users[uid]--; d.users[uid] == 0 {
 		delete(d.users, uid)
@@ -120,7 +100,7 @@ func (d *Records) release(c *net.UnixConn) {
 }
 
 // First reads the record with the purpose of a connection; nil if there is none.
-func (d *Records) First(c *net.UnixConn) []byte {
+func (d *Records) First(c *unixsock.Conn) []byte {
 	c.SetReadDeadline(time.Now().Add(recordPatience))
 	b := make([]byte, maxFirst)
 	n, err := c.Read(b)
@@ -132,7 +112,7 @@ func (d *Records) First(c *net.UnixConn) []byte {
 }
 
 // AwaitEnd returns when a connection has ended. What the program writes to it meanwhile means nothing.
-func AwaitEnd(c *net.UnixConn) {
+func AwaitEnd(c *unixsock.Conn) {
 	for b := make([]byte, 16); ; {
 		if n, err := c.Read(b); n == 0 || err != nil {
 			return

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/device/unixsock"
 	"weft/internal/device/vhost"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
@@ -37,8 +38,6 @@ type Config struct {
 	Sessions  int   // of programs at most
 	// Admit returns why the host accepts no program; nil: it does. It is called with mu of the registry held.
 	Admit func() error
-	// Fail ends the node: a socket does not accept any more.
-	Fail func(error)
 }
 
 // Registry holds the sessions of a node. Its methods may be called on any goroutine, unless they say otherwise.
@@ -46,12 +45,14 @@ type Registry struct {
 	cfg   Config
 	lanes *lane.Group // set once, before the first session
 	stats Stats
+	guard *unixsock.Guard // of every socket at which the node listens
 
 	mu       sync.Mutex // guards what follows; never held while waiting for a lane, nothing else is locked with mu held
 	programs map[*vhost.Session]*Session
 	internal []*Internal
 	serial   uint32
 	refused  map[vhost.Quota]refusal
+	excess   map[unixsock.Refusal]refusal
 	log      logLimit
 	idle     time.Time // when the last session ended, or a program announced itself
 	ending   bool      // the node ends because it was idle
@@ -60,7 +61,6 @@ type Registry struct {
 
 // Stats count connections to record sockets that were refused.
 type Stats struct {
-	RefusedUID   atomic.Uint64 `counter:"record_refused_uid"`   // of users that may not use the node
 	RefusedLimit atomic.Uint64 `counter:"record_refused_limit"` // beyond the number for a user or for all
 }
 
@@ -70,9 +70,15 @@ var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 
 // New returns an empty registry.
 func New(c Config) *Registry {
-	return &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal),
-		idle: time.Now()}
+	r := &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal),
+		excess: make(map[unixsock.Refusal]refusal), idle: time.Now()}
+	r.guard = unixsock.NewGuard(unixsock.Config{Served: r.Allowed, Own: OwnUser,
+		Connections: connectionShare(openFiles()), OnRefuse: r.refusedConnection})
+	return r
 }
+
+// Guard returns the bounds of the sockets at which the node listens.
+func (r *Registry) Guard() *unixsock.Guard { return r.guard }
 
 // SetLanes gives the registry its lanes, before the first session.
 func (r *Registry) SetLanes(g *lane.Group) { r.lanes = g }
@@ -278,6 +284,9 @@ func (r *Registry) Complain(msg string, args ...any) {
 func (r *Registry) Allowed(uid int) bool {
 	return OwnUser(uid) || slices.Contains(r.cfg.AllowUIDs, uid)
 }
+
+// Own is OwnUser.
+func (*Registry) Own(uid int) bool { return OwnUser(uid) }
 
 // OwnUser reports whether a user is root or the node's own.
 func OwnUser(uid int) bool { return uid == 0 || uid == os.Geteuid() }

@@ -4,6 +4,7 @@ package session
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -123,5 +124,5 @@ func (r *Registry) Degraded() (list []api.Degraded) {
 				Fix: "end the registration before the memory is protected, or weft run --arena -- PROGRAM"})
 		}
 	}
-	return append(list, r.shortages(time.Now())...)
+	return slices.Concat(list, r.shortages(time.Now()), r.socketsDegraded(time.Now()))
 }

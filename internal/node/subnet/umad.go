@@ -5,12 +5,12 @@ package subnet
 import (
 	"bytes"
 	"errors"
-	"net"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/device/unixsock"
 	"weft/internal/mgmt/umad"
 	"weft/internal/node/session"
 	"weft/internal/proto/abi"
@@ -77,7 +77,7 @@ func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
 }
 
 // serve reads what a connection is for, and serves it until it ends.
-func (u *umadSocket) serve(c *net.UnixConn) {
+func (u *umadSocket) serve(c *unixsock.Conn) {
 	b := u.First(c)
 	switch len(b) {
 	case abi.UmadOpenSize:
@@ -90,12 +90,12 @@ func (u *umadSocket) serve(c *net.UnixConn) {
 }
 
 // refuse answers an open that failed.
-func refuseUmad(c *net.UnixConn, why umad.Errno) {
+func refuseUmad(c *unixsock.Conn, why umad.Errno) {
 	c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil))
 }
 
 // open serves the connection that is an open file.
-func (u *umadSocket) open(c *net.UnixConn, m *abi.UmadOpen) {
+func (u *umadSocket) open(c *unixsock.Conn, m *abi.UmadOpen) {
 	name, _, _ := bytes.Cut(m.Device[:], []byte{0})
 	a := u.lookup(string(name))
 	if m.Version != abi.UmadVersion || m.Flags&^uint32(abi.UmadNonblock) != 0 {
@@ -122,7 +122,7 @@ func (u *umadSocket) open(c *net.UnixConn, m *abi.UmadOpen) {
 }
 
 // isSM serves an open issmN.
-func (u *umadSocket) isSM(c *net.UnixConn, function uint16, wait bool) {
+func (u *umadSocket) isSM(c *unixsock.Conn, function uint16, wait bool) {
 	var i *umad.IsSM
 	granted := func(why umad.Errno) { c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil)) }
 	if !u.Own(c) {
@@ -139,7 +139,7 @@ func (u *umadSocket) isSM(c *net.UnixConn, function uint16, wait bool) {
 // umadFile is an open umadN.
 type umadFile struct {
 	u    *umadSocket
-	c    *net.UnixConn
+	c    *unixsock.Conn
 	raw  syscall.RawConn
 	file *umad.File // the management goroutine's
 
@@ -156,7 +156,7 @@ type umadFile struct {
 var _ umad.Sink = (*umadFile)(nil)
 
 // file serves an open umadN.
-func (u *umadSocket) file(c *net.UnixConn, function uint16) {
+func (u *umadSocket) file(c *unixsock.Conn, function uint16) {
 	f := &umadFile{u: u, c: c, buf: make([]byte, umadBuffer), wake: make(chan struct{}, 1), end: make(chan struct{})}
 	var err error
 	if f.raw, err = c.SyscallConn(); err != nil {
@@ -271,7 +271,7 @@ func (f *umadFile) write() {
 }
 
 // control serves the connection that brings a request of an open file.
-func (u *umadSocket) control(c *net.UnixConn, m *abi.UmadControl) {
+func (u *umadSocket) control(c *unixsock.Conn, m *abi.UmadControl) {
 	f := u.files.Find(m.Token)
 	r := abi.UmadControlled{Error: uint32(umad.EINVAL), Arg: m.Arg}
 	switch {

@@ -98,7 +98,7 @@ func (m *Card) event(e vnic.SegmentEvent) {
 func (m *Card) Open() error {
 	cfg := &m.c.cfg
 	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: cfg.Sessions.Limits(), OnRefuse: cfg.Sessions.Refused,
-		Share: cfg.Share()}
+		Share: cfg.Share(), Guard: cfg.Sessions.Guard(), Served: m.serves}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)
@@ -108,7 +108,7 @@ func (m *Card) Open() error {
 			err = rundir.Ensure(filepath.Dir(m.want.Socket), cfg.DirPerm)
 		}
 		if err == nil {
-			s, err = vhost.Listen(m.want.Socket, cfg.SocketPerm, c)
+			s, err = vhost.Listen(m.want.Socket, m.socketMode(), c)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.want.Socket, err)
@@ -118,6 +118,20 @@ func (m *Card) Open() error {
 	m.server = s
 	m.mu.Unlock()
 	return nil
+}
+
+// serves reports whether a user may connect to the card's socket: root and the node's own user, which alone may add
+// cards, and the user that the card was added for. A user of the node's devices may not be a machine of another user.
+func (m *Card) serves(uid int) bool {
+	return m.c.cfg.Sessions.Own(uid) || m.want.AllowUID != 0 && uid == m.want.AllowUID
+}
+
+// socketMode returns the permissions of the card's socket.
+func (m *Card) socketMode() os.FileMode {
+	if m.want.AllowUID != 0 {
+		return 0o666 // serves decides
+	}
+	return 0o600
 }
 
 // OpenLate is Open of a card that was restored: the node serves without it.
@@ -163,9 +177,6 @@ func (m *Card) Server() *vhost.Server {
 // admit makes the device of a front-end.
 func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
-	if m.want.Connect == "" && !m.c.cfg.Sessions.Allowed(int(p.Uid)) {
-		return vhost.Device{}, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
-	}
 	if err := m.c.cfg.Admit(); err != nil {
 		return vhost.Device{}, err
 	}

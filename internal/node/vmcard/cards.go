@@ -19,6 +19,7 @@ import (
 	"sync"
 
 	"weft/internal/control/api"
+	"weft/internal/device/unixsock"
 	"weft/internal/device/vhost"
 	"weft/internal/node/intent"
 	"weft/internal/node/lane"
@@ -29,9 +30,9 @@ import (
 
 // Config is what the cards of a node need from it.
 type Config struct {
-	Dir                 string // the node's directory
-	SocketPerm, DirPerm os.FileMode
-	Log                 *slog.Logger
+	Dir     string // the node's directory
+	DirPerm os.FileMode
+	Log     *slog.Logger
 	// Absent is why the node can have no cards, nil: it can.
 	Absent error
 	// Admit returns why the host accepts no new card and no guest; nil: it does. Any goroutine may call it.
@@ -57,7 +58,9 @@ type Config struct {
 
 // Sessions are the rules for sessions at sockets, and the log of their ends.
 type Sessions interface {
-	Allowed(uid int) bool
+	Guard() *unixsock.Guard
+	// Own reports whether a user is root or the node's own.
+	Own(uid int) bool
 	Limits() vhost.Limits
 	Refused(s *vhost.Session, q vhost.Quota)
 	Complain(msg string, args ...any)

@@ -93,6 +93,36 @@ func TestMake(t *testing.T) {
 	}
 }
 
+// ownSessions are sessions of a node of uid 7.
+type ownSessions struct{ Sessions }
+
+func (ownSessions) Own(uid int) bool { return uid == 0 || uid == 7 }
+
+// TestSocketUsers: users of the node's devices may not connect to a card, unless it was added for them.
+func TestSocketUsers(t *testing.T) {
+	var fail error
+	c, _ := newTestCards(t, &fail)
+	c.cfg.Sessions = ownSessions{}
+	for _, x := range []struct {
+		allow  int
+		mode   os.FileMode
+		served bool // user 1002
+	}{{0, 0o600, false}, {1002, 0o666, true}, {1003, 0o666, false}} {
+		m, err := c.newCard(api.NewVM{Name: "a", AllowUID: x.allow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.socketMode() != x.mode || m.serves(1002) != x.served || !m.serves(0) || !m.serves(7) {
+			t.Errorf("%+v: mode %v, served %v", x, m.socketMode(), m.serves(1002))
+		}
+	}
+	for _, want := range []api.NewVM{{Name: "a", AllowUID: -1}, {Name: "a", AllowUID: 1002, Connect: "/x"}} {
+		if _, err := c.newCard(want); err == nil {
+			t.Errorf("%+v was made", want)
+		}
+	}
+}
+
 // TestRefusals: the answer to a request that fails names what helps, and nothing is saved.
 func TestRefusals(t *testing.T) {
 	var fail error
