@@ -20,8 +20,9 @@ func (r *Roster) Shape() *shape.Plan {
 			ports = defaultPorts
 		}
 		list[i] = shape.Member{GUID: m.GUID, Name: m.Name, Joined: m.Joined, Place: m.Place,
-			Drained: m.State == Draining || m.State == Drained || m.Away,
-			Ports:   shape.TrunkPorts(ports, m.Switch.Devices, 0)}
+			Confined: !m.Roles.Transits(),
+			Drained:  m.State == Draining || m.State == Drained || m.Away,
+			Ports:    shape.TrunkPorts(ports, m.Switch.Devices, 0)}
 		switch {
 		case m.Roles.Has(Leaf):
 			list[i].Role = shape.LeafRole

@@ -16,7 +16,8 @@ func TestShape(t *testing.T) {
 	r := &Roster{}
 	for i := range 20 {
 		r.Members = append(r.Members, Record{GUID: ib.GUID(0x0200_0000_0000_0000 + uint64(i+1)<<16),
-			Name: fmt.Sprintf("m%d", i), Joined: start.Add(time.Duration(i) * time.Second), State: Active})
+			Name: fmt.Sprintf("m%d", i), Joined: start.Add(time.Duration(i) * time.Second), State: Active,
+			Roles: HostRoles})
 	}
 	level := func(i int) shape.Level { return r.Shape().Place(r.Members[i].GUID).Level }
 	if level(0) != shape.Spine || level(19) != shape.Leaf {
@@ -25,6 +26,10 @@ func TestShape(t *testing.T) {
 	r.Members[19].Roles, r.Members[0].Roles = Spine, Leaf
 	if level(0) != shape.Leaf || level(19) != shape.Spine {
 		t.Errorf("with roles: leaf %v, spine %v", level(0), level(19))
+	}
+	r.Members[2].Roles = 0
+	if level(2) != shape.Leaf {
+		t.Errorf("a member that may carry no packets of others is %v", level(2))
 	}
 	r.Members[1].State = Draining
 	if level(1) != shape.Leaf {

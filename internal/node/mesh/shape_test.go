@@ -52,7 +52,7 @@ func fabricOf(n int) *member.Roster {
 	r := &member.Roster{}
 	for i := range n {
 		r.Members = append(r.Members, member.Record{GUID: ib.GUID(0x0200_0000_0000_0000 + uint64(i+1)<<16),
-			Name: fmt.Sprintf("m%d", i), Joined: time.Unix(int64(i), 0), State: member.Active,
+			Name: fmt.Sprintf("m%d", i), Joined: time.Unix(int64(i), 0), State: member.Active, Roles: member.HostRoles,
 			Addresses: []string{fmt.Sprintf("10.0.0.%d:4792", i+1)}})
 	}
 	return r

@@ -14,7 +14,7 @@ type Transit struct {
 	nodes atomic.Pointer[map[ib.GUID]bool] // nil: Set was not called
 }
 
-// Set replaces the set of the members whose switches may carry packets of third members, by the GUID of the node. Before
+// Set replaces the set of the members that may carry packets of third members, by the GUID of the node. Before
 // the first call all switches may: the node is in no fabric. nodes must not be changed any more. Set is not called
 // while Network.Start runs.
 func (t *Transit) Set(nodes map[ib.GUID]bool) {

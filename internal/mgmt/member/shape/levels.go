@@ -57,7 +57,7 @@ func (b *builder) levels(in []int) bool {
 func (b *builder) candidates(in []int, keep bool) []int {
 	var list []int
 	for _, i := range in {
-		if b.m[i].reachable() && b.m[i].Ports >= 2 {
+		if b.m[i].transits() && b.m[i].Ports >= 2 {
 			list = append(list, i)
 		}
 	}
@@ -430,7 +430,7 @@ func (b *builder) build(form Form, l *layout) {
 // noteLevels notes that larger switches would make a level less.
 func (b *builder) noteLevels(in []int) {
 	n := len(in)
-	list := b.reachable(in)
+	list := b.transit(in)
 	why := fmt.Sprintf("the ports of the switches suffice for %d members in three levels: paths have up to 5 trunks, "+
 		"with two levels 3", n)
 	b.limit(ThreeLevels, list[:min(len(list), 2*podsFor(n))], why, b.larger(n))

@@ -116,6 +116,8 @@ type Member struct {
 	Name   string
 	Joined time.Time
 	Role   Role
+	// Confined: no path of others leads through the member, so it is never a spine or a core.
+	Confined bool
 	// Drained: it is a spine or a core only if there are not enough others.
 	Drained bool
 	// Ports is the number of switch ports for planned trunks (TrunkPorts).
@@ -126,6 +128,9 @@ type Member struct {
 
 // reachable reports whether others can begin a trunk to a member.
 func (m *Member) reachable() bool { return m.Role != LeafRole }
+
+// transits reports whether paths of others may lead through a member. Others can begin a trunk to it.
+func (m *Member) transits() bool { return !m.Confined && m.reachable() }
 
 // Pair is two members with a trunk; A is the lower GUID.
 type Pair struct{ A, B ib.GUID }
@@ -165,9 +170,11 @@ const (
 	SingleTrunk
 	// NarrowForm: the ports do not suffice for leaves with two spines each.
 	NarrowForm
-	// SingleSpine: one member alone can be a spine, and its end cuts all.
+	// SingleSpine: paths of others can lead through one member alone, and its end cuts all that have no trunk to each
+	// other.
 	SingleSpine
-	// NoReachable: no member can be reached, so there is no trunk.
+	// NoReachable: no member can be reached, so there is no trunk; or paths of others can lead through none, so there
+	// are trunks only between some.
 	NoReachable
 	// ThreeLevels: larger switches would make the paths shorter. It is a note, not a defect.
 	ThreeLevels
@@ -293,6 +300,8 @@ func (b *builder) plan() {
 		b.limit(NoReachable, in, "all members have the role leaf, so no member can be reached",
 			"weft member set NAME --role spine")
 	case b.mesh(in):
+	case len(b.transit(in)) == 0:
+		b.noTransit(in)
 	case b.levels(in):
 	default:
 		b.narrow(in)
@@ -339,15 +348,32 @@ func (b *builder) mesh(in []int) bool {
 		}
 	}
 	b.form = Mesh
-	if r := b.reachable(in); len(r) == 1 && len(in) > 2 {
-		b.single(r[0])
-	}
+	b.limitMesh(in)
 	return true
 }
 
-func (b *builder) reachable(in []int) (list []int) {
+// limitMesh notes that members of a mesh without a trunk to each other depend on one member, or on none.
+func (b *builder) limitMesh(in []int) {
+	apart := false
+	for k, i := range in {
+		for _, j := range in[:k] {
+			apart = apart || !b.pairs(i, j)
+		}
+	}
+	if !apart {
+		return
+	}
+	switch t := b.transit(in); len(t) {
+	case 0:
+		b.noTransit(in)
+	case 1:
+		b.single(t[0])
+	}
+}
+
+func (b *builder) transit(in []int) (list []int) {
 	for _, i := range in {
-		if b.m[i].reachable() {
+		if b.m[i].transits() {
 			list = append(list, i)
 		}
 	}
@@ -355,8 +381,13 @@ func (b *builder) reachable(in []int) (list []int) {
 }
 
 func (b *builder) single(i int) {
-	b.limit(SingleSpine, []int{i}, "all others have the role leaf, so all trunks end at this member",
-		"weft member set NAME --role spine, for a second one that can be reached")
+	b.limit(SingleSpine, []int{i}, "no other member may carry packets of others and can be reached, so all of them "+
+		"pass this one", "weft member set NAME --role spine, for a second one that can be reached")
+}
+
+func (b *builder) noTransit(in []int) {
+	b.limit(NoReachable, in, "no member may carry packets of others",
+		"weft member set NAME --role spine, for two that can be reached")
 }
 
 // pairs reports whether two members can have a trunk: one begins, so the other must be reachable.

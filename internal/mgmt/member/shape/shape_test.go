@@ -42,6 +42,8 @@ func drawMembers(t *rapid.T) []Member {
 		Draw(t, "ports")
 	roles := rapid.SampledFrom([][]Role{{AnyRole}, {AnyRole, LeafRole}, {LeafRole, LeafRole, AnyRole, SpineRole},
 		{LeafRole}}).Draw(t, "roles")
+	confined := rapid.SampledFrom([][]bool{{false}, {false, true}, {true, true, true, true, false}, {true}}).
+		Draw(t, "confined")
 	places := rapid.Bool().Draw(t, "places")
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 	list := some(n, 0)
@@ -49,6 +51,7 @@ func drawMembers(t *rapid.T) []Member {
 		m := &list[i]
 		m.GUID ^= ib.GUID(rng.Uint64() >> 48)
 		m.Ports, m.Role = ports[rng.IntN(len(ports))], roles[rng.IntN(len(roles))]
+		m.Confined = confined[rng.IntN(len(confined))]
 		m.Joined, m.Drained = epoch.Add(time.Duration(rng.IntN(n))*time.Minute), rng.IntN(9) == 0
 		if places { // of any plan, also an impossible one
 			m.Place = Place{Level: Level(rng.IntN(4)), Pod: uint8(rng.IntN(12)), Up: uint8(rng.IntN(4))}
@@ -57,10 +60,18 @@ func drawMembers(t *rapid.T) []Member {
 	return list
 }
 
-// reach returns how many of the members are connected with the first one, without those that are dead.
-func reach(p *Plan, from ib.GUID, dead ...ib.GUID) map[ib.GUID]int {
+// reach returns the distances of the members that are connected with the first one, without those that are dead, by
+// paths that lead only through members that may carry packets of others.
+func reach(p *Plan, list []Member, from ib.GUID, dead ...ib.GUID) map[ib.GUID]int {
 	far := map[ib.GUID]int{from: 0}
+	ends := map[ib.GUID]bool{}
+	for i := range list {
+		ends[list[i].GUID] = !list[i].transits() && list[i].GUID != from
+	}
 	for queue := []ib.GUID{from}; len(queue) > 0; queue = queue[1:] {
+		if ends[queue[0]] {
+			continue
+		}
 		for _, o := range p.Peers(queue[0]) {
 			if _, seen := far[o]; !seen && !slices.Contains(dead, o) {
 				far[o] = far[queue[0]] + 1
@@ -71,14 +82,14 @@ func reach(p *Plan, from ib.GUID, dead ...ib.GUID) map[ib.GUID]int {
 	return far
 }
 
-// treeExists reports whether members can be connected at all, where unreachable ones forward nothing: by degrees.
+// treeExists reports whether members can be connected at all, if only some may carry packets of others: by degrees.
 func treeExists(list []Member) bool {
 	ports, hubs, leaves := 0, 0, 0
 	for _, m := range list {
 		switch {
 		case m.Ports == 0:
 			return false
-		case m.reachable():
+		case m.transits():
 			hubs, ports = hubs+1, ports+m.Ports
 		default:
 			leaves++
@@ -91,9 +102,9 @@ func TestPlans(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := drawMembers(t)
 		p := New(list)
-		ports, role := map[ib.GUID]int{}, map[ib.GUID]Role{}
+		ports, role, transits := map[ib.GUID]int{}, map[ib.GUID]Role{}, map[ib.GUID]bool{}
 		for _, m := range list {
-			ports[m.GUID], role[m.GUID] = m.Ports, m.Role
+			ports[m.GUID], role[m.GUID], transits[m.GUID] = m.Ports, m.Role, m.transits()
 		}
 		seen := map[Pair]bool{}
 		for _, x := range p.Trunks {
@@ -114,15 +125,15 @@ func TestPlans(t *testing.T) {
 			if len(p.Peers(g)) > n {
 				t.Fatalf("%v has %d trunks and %d ports", g, len(p.Peers(g)), n)
 			}
-			if pl := p.Place(g); role[g] == LeafRole && pl.Level > Leaf {
-				t.Fatalf("%v is %v with the role leaf", g, pl.Level)
+			if pl := p.Place(g); !transits[g] && pl.Level > Leaf {
+				t.Fatalf("%v is %v, and may not carry packets of others", g, pl.Level)
 			}
 		}
 		if ends != 2*len(p.Trunks) {
 			t.Fatalf("%d ends of %d trunks", ends, len(p.Trunks))
 		}
 		if len(list) > 0 {
-			together := len(reach(p, list[0].GUID))
+			together := len(reach(p, list, list[0].GUID))
 			if together < len(list) && treeExists(list) {
 				t.Fatalf("%v: %d of %d are connected, and all could be", p.Form, together, len(list))
 			}
@@ -164,7 +175,7 @@ func survives(t interface{ Fatalf(string, ...any) }, p *Plan, list []Member) {
 		if from == dead.GUID {
 			from = list[1].GUID
 		}
-		if n := len(reach(p, from, dead.GUID)); n != len(list)-1 {
+		if n := len(reach(p, list, from, dead.GUID)); n != len(list)-1 {
 			t.Fatalf("%v: after the end of %s %d of %d are connected", p.Form, dead.Name, n, len(list)-1)
 		}
 	}
@@ -228,7 +239,7 @@ func TestMesh(t *testing.T) {
 // longest is the longest of all shortest paths, in trunks.
 func longest(p *Plan, list []Member) (most int) {
 	for _, m := range list {
-		for _, n := range reach(p, m.GUID) {
+		for _, n := range reach(p, list, m.GUID) {
 			most = max(most, n)
 		}
 	}
@@ -391,12 +402,28 @@ func TestLimits(t *testing.T) {
 	}
 	wide := some(20, usual)
 	wide[19].Ports = 1
+	plain := func(n, ports, open int) []Member {
+		list := some(n, ports)
+		for i := range list {
+			list[i].Confined = i < n-open
+		}
+		return list
+	}
+	apart := plain(5, usual, 1)
+	apart[0].Role, apart[1].Role = LeafRole, LeafRole
 	for _, c := range []struct {
 		name string
 		list []Member
 		want string
 	}{
 		{"no port", one, "[no_port]"},
+		{"one carries packets of others, and all have trunks to each other", plain(16, usual, 1), "[]"},
+		{"one carries packets of others, and two have no trunk", apart, "[single_spine]"},
+		{"one of many carries packets of others", plain(17, usual, 1), "[single_spine]"},
+		{"two of many carry packets of others", plain(30, usual, 2), "[]"},
+		{"three of too many carry packets of others", plain(120, usual, 3), "[narrow unplaced single_trunk]"},
+		{"one of too many carries packets of others", plain(60, usual, 1), "[narrow unplaced single_spine]"},
+		{"none of many carries packets of others", plain(17, usual, 0), "[no_reachable]"},
 		{"one spine", nat, "[single_spine]"},
 		{"none reachable", none, "[no_reachable]"},
 		{"few ports", tight, "[narrow single_trunk]"},
@@ -474,7 +501,7 @@ func TestJoinsChangeFew(t *testing.T) {
 				if spines(p) == spines(old) && n > 2*own+2+4 {
 					t.Fatalf("the leave of %s (%v, %d trunks) changes %d", gone.Name, gone.Place.Level, own, n)
 				}
-				if len(reach(p, list[0].GUID)) != len(list) {
+				if len(reach(p, list, list[0].GUID)) != len(list) {
 					t.Fatal("the members are not connected")
 				}
 			}
