@@ -34,7 +34,7 @@ func (f FTree) Unicast(s *topo.Subnet) (*Tables, error) {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return int(level[b]) - int(level[a]) })
+	slices.SortStableFunc(order, func(a, b int) int { return g.height(level, b) - g.height(level, a) })
 	w := newUpDown(g, order)
 	if a, b, missing := w.missing(hosts); missing {
 		return nil, fmt.Errorf("there is no switch above both %s and %s", g.name(a), g.name(b))
@@ -50,8 +50,16 @@ func (FTree) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 	return spanning(s, t, g), nil
 }
 
-// levels returns the level of each switch: 0 of leaves, which are those with adapters. The error is the reason why it
-// is no fat tree.
+// height orders switches by their level: confined ones, through which no path leads, are below the others.
+func (g *graph) height(level []uint8, rank int) int {
+	if g.isConfined(rank) {
+		return -1
+	}
+	return int(level[rank])
+}
+
+// levels returns the level of each switch: 0 of leaves, which are those with adapters and the confined ones. The error
+// is the reason why it is no fat tree.
 func (g *graph) levels(hosts []int) ([]uint8, error) {
 	var leaves []int
 	for r, n := range hosts {
@@ -64,6 +72,11 @@ func (g *graph) levels(hosts []int) ([]uint8, error) {
 	}
 	level := make([]uint8, len(g.node))
 	g.spread(level, nil, leaves...)
+	for r := range g.confined {
+		if g.confined[r] {
+			level[r] = 0
+		}
+	}
 	top := uint8(0)
 	for r, l := range level {
 		if l == Unreachable {
@@ -77,7 +90,7 @@ func (g *graph) levels(hosts []int) ([]uint8, error) {
 			if level[e.to] != l {
 				continue
 			}
-			if l == 0 {
+			if l == 0 && hosts[r] > 0 && hosts[e.to] > 0 {
 				return nil, fmt.Errorf("no fat tree: %s and %s are linked and both have adapters", g.name(r),
 					g.name(e.to))
 			}

@@ -18,11 +18,15 @@ type edge struct {
 	to   int   // rank of the other switch
 }
 
-// graph is the switches and the links between them. A link has two directions, so it is in edges twice.
+// graph is the switches and the links between them. A link has two directions, so it is in edges twice. Of several
+// links between a confined switch and another it has the one with the lowest port at the switch of the lower rank: a
+// switch accepts what a confined switch sends only from the link by which it reaches the source.
 type graph struct {
 	s     *topo.Subnet
 	node  []int32 // by rank: index in Subnet.Nodes
 	edges [][]edge
+	// confined is by rank, nil if no switch is confined.
+	confined []bool
 }
 
 func newGraph(s *topo.Subnet) *graph {
@@ -36,9 +40,36 @@ func newGraph(s *topo.Subnet) *graph {
 			}
 			g.edges[r] = append(g.edges[r], edge{uint8(p), peer.Port, s.Nodes[peer.Node].Switch.Rank})
 		}
+		if s.Nodes[i].Confined && g.confined == nil {
+			g.confined = make([]bool, len(g.node))
+		}
+		if s.Nodes[i].Confined {
+			g.confined[r] = true
+		}
+	}
+	if g.confined != nil {
+		g.single()
 	}
 	return g
 }
+
+// single drops all but one of several links between a confined switch and another.
+func (g *graph) single() {
+	for r := range g.edges {
+		all := g.edges[r]
+		g.edges[r] = slices.DeleteFunc(slices.Clone(all), func(e edge) bool {
+			return (g.confined[r] || g.confined[e.to]) && slices.ContainsFunc(all, func(o edge) bool {
+				return o.to == e.to && (r < e.to && o.port < e.port || r > e.to && o.peer < e.peer)
+			})
+		})
+	}
+}
+
+// isConfined reports whether no path leads through a switch.
+func (g *graph) isConfined(rank int) bool { return g.confined != nil && g.confined[rank] }
+
+// bars reports whether packets to a switch must not pass another one, since that is confined.
+func (g *graph) bars(at, to int) bool { return g.confined != nil && g.confined[at] && at != to }
 
 // name returns the name of a switch for people.
 func (g *graph) name(rank int) string {
@@ -51,8 +82,8 @@ func (g *graph) name(rank int) string {
 
 func (g *graph) guid(rank int) ib.GUID { return g.s.Nodes[g.node[rank]].Info.NodeGUID }
 
-// spread fills hops with the distance of every switch from the nearest of from; it is Unreachable beyond the length of
-// directed routes. queue is scratch space.
+// spread fills hops with the distance of every switch from the nearest of from, by paths that do not lead through
+// confined switches; it is Unreachable beyond the length of directed routes. queue is scratch space.
 func (g *graph) spread(hops []uint8, queue []int, from ...int) []int {
 	for i := range hops {
 		hops[i] = Unreachable
@@ -65,6 +96,9 @@ func (g *graph) spread(hops []uint8, queue []int, from ...int) []int {
 		at := queue[head]
 		if hops[at] == Unreachable-1 {
 			break
+		}
+		if hops[at] > 0 && g.isConfined(at) {
+			continue
 		}
 		for _, e := range g.edges[at] {
 			if hops[e.to] == Unreachable {
@@ -96,31 +130,122 @@ func matrix(n int) [][]uint8 {
 	return m
 }
 
-// parts returns the connected parts of a graph, each by rank, and the part of each switch.
-func (g *graph) parts() (parts [][]int, of []int) {
-	of = make([]int, len(g.node))
-	for i := range of {
-		of[i] = -1
+// parts are the connected parts of a graph. The switches of a part that are not confined reach each other without the
+// confined ones. A confined switch is in each part to which it has a link, or else in a part of its own.
+type parts struct {
+	list [][]int // by rank
+	of   []int   // by rank: the part of a switch, the first one of a confined switch
+	more [][]int // by rank: the other parts of a confined switch; nil if there are none
+}
+
+func (g *graph) parts() *parts {
+	p := &parts{of: make([]int, len(g.node))}
+	for i := range p.of {
+		p.of[i] = -1
 	}
 	for r := range g.node {
-		if of[r] >= 0 {
+		if p.of[r] >= 0 || g.isConfined(r) {
 			continue
 		}
-		k := len(parts)
+		k := len(p.list)
 		part := []int{r}
-		of[r] = k
+		p.of[r] = k
 		for head := 0; head < len(part); head++ {
 			for _, e := range g.edges[part[head]] {
-				if of[e.to] < 0 {
-					of[e.to] = k
+				if p.of[e.to] < 0 && !g.isConfined(e.to) {
+					p.of[e.to] = k
 					part = append(part, e.to)
 				}
 			}
 		}
-		slices.Sort(part)
-		parts = append(parts, part)
+		p.list = append(p.list, part)
 	}
-	return parts, of
+	for r := range g.confined {
+		if g.confined[r] {
+			p.addConfined(g, r)
+		}
+	}
+	for _, part := range p.list {
+		slices.Sort(part)
+	}
+	return p
+}
+
+// addConfined adds a confined switch to the parts to which it has a link.
+func (p *parts) addConfined(g *graph, r int) {
+	var of []int
+	for _, e := range g.edges[r] {
+		if k := p.of[e.to]; !g.confined[e.to] && !slices.Contains(of, k) {
+			of = append(of, k)
+		}
+	}
+	if len(of) == 0 {
+		of = append(of, len(p.list))
+		p.list = append(p.list, nil)
+	}
+	for _, k := range of {
+		p.list[k] = append(p.list[k], r)
+	}
+	if p.of[r] = of[0]; len(of) > 1 {
+		if p.more == nil {
+			p.more = make([][]int, len(p.of))
+		}
+		p.more[r] = of[1:]
+	}
+}
+
+// all returns the parts of a switch.
+func (p *parts) all(r int) []int {
+	all := p.of[r : r+1 : r+1]
+	if p.more != nil {
+		all = append(all, p.more[r]...)
+	}
+	return all
+}
+
+// common returns a part of both of two switches, -1 if there is none. Two confined switches without one may have a
+// link.
+func (p *parts) common(a, b int) int {
+	if p.of[a] == p.of[b] {
+		return p.of[a]
+	}
+	if p.more != nil {
+		for _, k := range p.all(a) {
+			if slices.Contains(p.all(b), k) {
+				return k
+			}
+		}
+	}
+	return -1
+}
+
+// noteApart notes two parts of the subnet that only a confined switch connects, if there are any.
+func (g *graph) noteApart(t *Tables) {
+	if g.confined == nil {
+		return
+	}
+	p := g.parts()
+	for r := range g.confined {
+		if !g.confined[r] {
+			continue
+		}
+		around := slices.Clone(p.all(r))
+		for _, e := range g.edges[r] {
+			around = append(around, p.all(e.to)...)
+		}
+		slices.Sort(around)
+		if around = slices.Compact(around); len(around) > 1 {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s and %s are connected only through %s, which carries no packets "+
+				"of others", g.first(p.list[around[0]]), g.first(p.list[around[1]]), g.name(r)))
+			return
+		}
+	}
+}
+
+// first returns the name of the first switch of a part that is not confined, or else of the first one.
+func (g *graph) first(part []int) string {
+	i := slices.IndexFunc(part, func(r int) bool { return !g.confined[r] })
+	return g.name(part[max(0, i)])
 }
 
 // ends are the LIDs of a port at a switch.

@@ -22,12 +22,13 @@ func (e MinHop) Unicast(s *topo.Subnet) (*Tables, error) {
 			return buf
 		}
 		for _, e := range g.edges[from] {
-			if h[e.to] == h[from]-1 {
+			if h[e.to] == h[from]-1 && !g.bars(e.to, to) {
 				buf = append(buf, e)
 			}
 		}
 		return buf
 	})
+	g.noteApart(t)
 	return t, nil
 }
 

@@ -39,7 +39,10 @@ func spanning(s *topo.Subnet, t *Tables, group Group) Tree {
 	if len(at) < 2 {
 		return tree
 	}
-	roots := pickRoots(t, at)
+	roots := g.pickRoots(t, at)
+	if len(roots) == 0 {
+		return tree // there are only confined switches, of which no two are linked
+	}
 	root := roots[int(group.MLID)%len(roots)]
 	parent, order := g.towards(root, int(group.MLID)/len(roots))
 
@@ -76,11 +79,20 @@ func (t Tree) add(rank int, port uint8) {
 	t[rank] = m
 }
 
+// mayRoot reports whether a tree of the switches at may have a root: confined switches have one link of a tree at most.
+func (g *graph) mayRoot(t *Tables, root int, at []int) bool {
+	return !g.isConfined(root) || len(at) == 2 && (at[0] == root && t.Hops[root][at[1]] == 1 ||
+		at[1] == root && t.Hops[root][at[0]] == 1)
+}
+
 // pickRoots returns the best roots for the switches at, which are equally good.
-func pickRoots(t *Tables, at []int) (roots []int) {
+func (g *graph) pickRoots(t *Tables, at []int) (roots []int) {
 	type rating struct{ lost, depth, sum int }
 	var best rating
 	for r := range t.Hops {
+		if !g.mayRoot(t, r, at) {
+			continue
+		}
 		var is rating
 		for _, m := range at {
 			if h := t.Hops[r][m]; h == Unreachable {
@@ -114,7 +126,7 @@ func (g *graph) towards(root, pick int) (parent []edge, order []int) {
 		}
 		some = some[:0]
 		for _, e := range g.edges[r] {
-			if hops[e.to] == hops[r]-1 {
+			if hops[e.to] == hops[r]-1 && !g.bars(e.to, root) {
 				some = append(some, e)
 			}
 		}

@@ -31,22 +31,28 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 	g, at := newGraph(s), endsOf(s)
 	t := newTables(s, g, at, u.Name())
 	given := make(map[int]bool)
+	why := "none of its roots is a switch of the subnet"
 	for _, guid := range u.Roots {
 		i := s.NodeByGUID(guid)
 		if i < 0 || !s.Nodes[i].IsSwitch() {
 			t.Notes = append(t.Notes, fmt.Sprintf("updn: root %v: there is no such switch", guid))
 			continue
 		}
+		if s.Nodes[i].Confined {
+			t.Notes = append(t.Notes, fmt.Sprintf("updn: root %v: this switch carries no packets of others", guid))
+			why = "none of its roots is a switch that carries packets of others"
+			continue
+		}
 		given[s.Nodes[i].Switch.Rank] = true
 	}
 	if len(u.Roots) > 0 && len(given) == 0 {
-		return nil, errors.New("none of its roots is a switch of the subnet")
+		return nil, errors.New(why)
 	}
 	hosts := adapters(at)
-	parts, _ := g.parts()
-	roots := make([][]int, len(parts))
-	found := make([]bool, len(parts)) // in this part
-	for k, part := range parts {
+	parts := g.parts()
+	roots := make([][]int, len(parts.list))
+	found := make([]bool, len(parts.list)) // in this part
+	for k, part := range parts.list {
 		for _, r := range part {
 			if given[r] {
 				roots[k] = append(roots[k], r)
@@ -63,19 +69,19 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 	for {
 		w := newUpDown(g, g.rankOrder(roots))
 		from, to, missing := w.missing(hosts)
-		if missing && !found[w.part[from]] {
-			return nil, fmt.Errorf("under the %d roots given, %s does not reach %s", len(roots[w.part[from]]),
+		if missing && !found[parts.common(from, to)] {
+			return nil, fmt.Errorf("under the %d roots given, %s does not reach %s", len(roots[parts.common(from, to)]),
 				g.name(from), g.name(to))
 		}
 		if !missing {
 			done := w.connect(t, func(t *Tables) { t.fill(at, allEnds, w.ways) })
-			if from, _, missing = w.apart(found); !missing {
+			if from, to, missing = w.apart(found); !missing {
 				return done, nil
 			}
 		}
 		// Below a single root all ports reach each other.
-		k := w.part[from]
-		roots[k], found[k] = []int{g.center(parts[k], hosts)}, false
+		k := parts.common(from, to)
+		roots[k], found[k] = []int{g.center(parts.list[k], hosts)}, false
 	}
 }
 
@@ -84,7 +90,7 @@ func (UpDn) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 	return spanning(s, t, g), nil
 }
 
-// tops returns the switches of a part that are farthest from all adapters.
+// tops returns the switches of a part that are farthest from all adapters, confined ones apart.
 func (g *graph) tops(part, hosts []int) (tops []int) {
 	var leaves []int
 	for _, r := range part {
@@ -96,25 +102,32 @@ func (g *graph) tops(part, hosts []int) (tops []int) {
 	g.spread(level, nil, leaves...)
 	top := uint8(0)
 	for _, r := range part {
-		top = max(top, level[r])
+		if !g.isConfined(r) {
+			top = max(top, level[r])
+		}
 	}
 	if top == 0 || len(leaves) == 0 {
 		return []int{g.center(part, hosts)}
 	}
 	for _, r := range part {
-		if level[r] == top {
+		if level[r] == top && !g.isConfined(r) {
 			tops = append(tops, r)
 		}
 	}
 	return tops
 }
 
-// center returns the switch of a part that is nearest to all adapters; among several, the one with the most links.
+// center returns the switch of a part that is nearest to all adapters; among several, the one with the most links. It
+// is confined only if all are.
 func (g *graph) center(part, hosts []int) int {
 	best, bestSum := -1, 0
 	hops := make([]uint8, len(g.node))
 	var queue []int
+	open := slices.ContainsFunc(part, func(r int) bool { return !g.isConfined(r) })
 	for _, r := range part {
+		if open && g.isConfined(r) {
+			continue
+		}
 		queue = g.spread(hops, queue, r)
 		sum := 0
 		for _, to := range part {
@@ -130,7 +143,7 @@ func (g *graph) center(part, hosts []int) int {
 }
 
 // rankOrder returns all switches from the top down: by their distance from the
-// nearest root, then by node GUID.
+// nearest root, then by node GUID. Confined switches are the last.
 func (g *graph) rankOrder(roots [][]int) []int {
 	order := make([]int, len(g.node))
 	for i := range order {
@@ -139,6 +152,12 @@ func (g *graph) rankOrder(roots [][]int) []int {
 	rank := make([]uint8, len(g.node))
 	g.spread(rank, nil, slices.Concat(roots...)...)
 	slices.SortFunc(order, func(a, b int) int {
+		if last := g.isConfined(a); last != g.isConfined(b) {
+			if last {
+				return 1
+			}
+			return -1
+		}
 		return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(g.guid(a), g.guid(b)), cmp.Compare(a, b))
 	})
 	return order

@@ -20,22 +20,22 @@ type updown struct {
 	order []int   // ranks from the top down
 	cost  [][]int // by rank to and rank from: the links, none if there is no path
 	down  [][]bool
-	part  []int
+	parts *parts
 	hub   []int // by part, -1 for none; see connect
 }
 
 // none is the cost without a path.
 const none = 1 << 20
 
-// newUpDown computes all paths of an order.
+// newUpDown computes all paths of an order, in which confined switches are the last.
 func newUpDown(g *graph, order []int) *updown {
 	n := len(g.node)
 	u := &updown{g: g, order: order, pos: make([]int, n), cost: make([][]int, n), down: make([][]bool, n)}
 	for i, r := range order {
 		u.pos[r] = i
 	}
-	parts, of := g.parts()
-	u.part, u.hub = of, make([]int, len(parts))
+	u.parts = g.parts()
+	u.hub = make([]int, len(u.parts.list))
 	for i := range u.hub {
 		u.hub[i] = -1
 	}
@@ -51,6 +51,9 @@ func newUpDown(g *graph, order []int) *updown {
 		queue = append(queue[:0], to)
 		for head := 0; head < len(queue); head++ {
 			at := queue[head]
+			if g.bars(at, to) {
+				continue
+			}
 			for _, e := range g.edges[at] {
 				if u.pos[e.to] < u.pos[at] && !down[e.to] {
 					down[e.to], cost[e.to] = true, cost[at]+1
@@ -63,7 +66,7 @@ func newUpDown(g *graph, order []int) *updown {
 				continue
 			}
 			for _, e := range g.edges[r] {
-				if u.pos[e.to] < u.pos[r] {
+				if u.pos[e.to] < u.pos[r] && !g.bars(e.to, to) {
 					cost[r] = min(cost[r], cost[e.to]+1)
 				}
 			}
@@ -78,15 +81,15 @@ func (u *updown) up(from int, e edge) bool { return u.pos[e.to] < u.pos[from] }
 // ways appends to buf the links of departure of packets from one switch to another.
 func (u *updown) ways(from, to int, buf []edge) []edge {
 	if u.cost[to][from] >= none {
-		hub := u.hub[u.part[to]]
-		if hub < 0 || u.part[from] != u.part[to] {
+		k := u.parts.common(from, to)
+		if k < 0 || u.hub[k] < 0 {
 			return buf
 		}
-		to = hub
+		to = u.hub[k]
 	}
 	cost, down := u.cost[to], u.down[to][from]
 	for _, e := range u.g.edges[from] {
-		if cost[e.to] == cost[from]-1 && u.up(from, e) != down && (!down || u.down[to][e.to]) {
+		if cost[e.to] == cost[from]-1 && u.up(from, e) != down && (!down || u.down[to][e.to]) && !u.g.bars(e.to, to) {
 			buf = append(buf, e)
 		}
 	}
@@ -100,7 +103,7 @@ func (u *updown) missing(adapters []int) (from, to int, found bool) {
 			continue
 		}
 		for from, c := range u.cost[to] {
-			if c >= none && adapters[from] != 0 && u.part[from] == u.part[to] {
+			if c >= none && adapters[from] != 0 && u.parts.common(from, to) >= 0 {
 				return from, to, true
 			}
 		}
@@ -112,11 +115,15 @@ func (u *updown) missing(adapters []int) (from, to int, found bool) {
 // holds.
 func (u *updown) apart(of []bool) (from, to int, found bool) {
 	for to := range u.cost {
-		if k := u.part[to]; of[k] && u.hub[k] < 0 {
-			for from, c := range u.cost[to] {
-				if c >= none && u.part[from] == k {
-					return from, to, true
-				}
+		if !slices.ContainsFunc(u.parts.all(to), func(k int) bool { return of[k] && u.hub[k] < 0 }) {
+			continue
+		}
+		for from, c := range u.cost[to] {
+			if c < none {
+				continue
+			}
+			if k := u.parts.common(from, to); k >= 0 && of[k] && u.hub[k] < 0 {
+				return from, to, true
 			}
 		}
 	}
@@ -136,11 +143,11 @@ func (u *updown) connect(blank *Tables, fill func(*Tables)) *Tables {
 	t := blank.clone()
 	hubs := false
 	for {
-		from, _, lost := u.apart(every)
+		from, to, lost := u.apart(every)
 		if !lost {
 			break
 		}
-		k := u.part[from]
+		k := u.parts.common(from, to)
 		u.hub[k], every[k] = u.findHub(k), false
 		hubs = hubs || u.hub[k] >= 0
 	}
@@ -160,24 +167,25 @@ func (u *updown) connect(blank *Tables, fill func(*Tables)) *Tables {
 		if !lost {
 			break
 		}
-		every[u.part[from]] = false
+		every[u.parts.common(from, to)] = false
 		t.Notes = append(t.Notes, fmt.Sprintf("%s: switches without adapters do not all reach each other, as %s does not reach %s",
 			t.Engine, u.g.name(from), u.g.name(to)))
 	}
 	u.hops(t)
+	u.g.noteApart(t)
 	return t
 }
 
 // findHub returns the lowest switch of a part that reaches all others and is reached by them under the rule, -1 if
-// there is none.
+// there is none. It is not confined.
 func (u *updown) findHub(part int) int {
 	for _, h := range slices.Backward(u.order) {
-		if u.part[h] != part {
+		if u.parts.of[h] != part || u.g.isConfined(h) {
 			continue
 		}
 		all := true
-		for r, p := range u.part {
-			all = all && (p != part || u.cost[h][r] < none && u.cost[r][h] < none)
+		for _, r := range u.parts.list[part] {
+			all = all && u.cost[h][r] < none && u.cost[r][h] < none
 		}
 		if all {
 			return h
@@ -196,24 +204,26 @@ func (u *updown) hops(t *Tables) {
 		for from, c := range u.cost[to] {
 			t.Hops[from][to] = uint8(min(c, Unreachable))
 		}
-		hub := u.hub[u.part[to]]
-		if hub < 0 {
-			continue
-		}
-		// From the hub outwards: a switch without a path under the rule is one link farther than the next one on its
-		// path to the hub.
-		byHub = byHub[:0]
-		for from, c := range u.cost[to] {
-			if c >= none && u.part[from] == u.part[to] {
-				byHub = append(byHub, from)
+		for _, k := range u.parts.all(to) {
+			hub := u.hub[k]
+			if hub < 0 {
+				continue
 			}
-		}
-		slices.SortFunc(byHub, func(a, b int) int { return u.cost[hub][a] - u.cost[hub][b] })
-		for _, from := range byHub {
-			some = u.ways(from, to, some[:0])
-			for _, e := range some {
-				if h := t.Hops[e.to][to]; h < Unreachable-1 {
-					t.Hops[from][to] = min(t.Hops[from][to], h+1)
+			// From the hub outwards: a switch without a path under the rule is one link farther than the next one on
+			// its path to the hub.
+			byHub = byHub[:0]
+			for from, c := range u.cost[to] {
+				if c >= none && u.parts.common(from, to) == k {
+					byHub = append(byHub, from)
+				}
+			}
+			slices.SortFunc(byHub, func(a, b int) int { return u.cost[hub][a] - u.cost[hub][b] })
+			for _, from := range byHub {
+				some = u.ways(from, to, some[:0])
+				for _, e := range some {
+					if h := t.Hops[e.to][to]; h < Unreachable-1 {
+						t.Hops[from][to] = min(t.Hops[from][to], h+1)
+					}
 				}
 			}
 		}
