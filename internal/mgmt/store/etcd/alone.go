@@ -34,7 +34,7 @@ func (s *solitude) look(now mono.Time, every time.Duration, found bool) {
 // reachesLeader reports whether the replica of m has a leader; its mu is held. A learner takes no part in elections and
 // does not notice that there is none: it queries the leader.
 func reachesLeader(ctx context.Context, m *Member) bool {
-	leader := uint64(m.server.etcd.Leader())
+	leader := m.server.etcd.leader()
 	if leader == 0 || m.server.Votes() {
 		return leader != 0
 	}

@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"strings"
 
-	"go.etcd.io/etcd/server/v3/storage/mvcc"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/voters"
@@ -111,12 +111,16 @@ func (s *Server) Backup(ctx context.Context) (*Backup, error) {
 		return nil, s.broken(why, nil)
 	}
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace)
-	r, err := s.etcd.KV().Range(ctx, []byte(namespace+"/"), []byte(namespace+"0"), mvcc.RangeOptions{})
+	r, err := s.copied(ctx, namespace+"/", namespace+"0")
 	if err != nil {
-		return nil, fmt.Errorf("read the copy of the store: %w", err)
+		return nil, err
+	}
+	generation, err := s.generation(ctx)
+	if err != nil {
+		return nil, err
 	}
 	b := &Backup{Version: BackupVersion, Revision: store.Rev(r.Rev),
-		Group: voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}}
+		Group: voters.Identity{Cluster: s.ClusterID(), Generation: generation}}
 	for _, kv := range r.KVs {
 		key := strings.TrimPrefix(string(kv.Key), namespace+"/")
 		if kv.Lease == 0 && key != keyGeneration && !isVolatile(key) {
@@ -144,9 +148,9 @@ func (s *Server) Copy(ctx context.Context, tree string) (store.Listing, error) {
 	if tree != "" {
 		prefix += "/" + tree
 	}
-	r, err := s.etcd.KV().Range(ctx, []byte(prefix+"/"), []byte(prefix+"0"), mvcc.RangeOptions{})
+	r, err := s.copied(ctx, prefix+"/", prefix+"0")
 	if err != nil {
-		return store.Listing{}, fmt.Errorf("read the copy of the store: %w", err)
+		return store.Listing{}, err
 	}
 	l := store.Listing{Rev: store.Rev(r.Rev)}
 	c := Client{namespace: cmp.Or(s.c.Namespace, DefaultNamespace) + "/"}
@@ -183,8 +187,17 @@ func fill(ctx context.Context, c store.Store, b *Backup) error {
 
 // Defrag writes the file of the replica anew, without what is free in it. Calls of this node wait meanwhile.
 func (s *Server) Defrag() (before, after int64, err error) {
-	be := s.etcd.Backend()
-	before = be.Size()
-	err = be.Defrag()
-	return before, be.Size(), err
+	type sizes struct{ before, after int64 }
+	z, err := inside(context.Background(), s.etcd, func(_ context.Context, e *etcdserver.EtcdServer) (sizes, error) {
+		var z sizes
+		z.before = e.Backend().Size()
+		err := e.Defragment()
+		z.after = e.Backend().Size()
+		return z, err
+	})
+	if err != nil {
+		return 0, 0, &store.Error{Kind: store.ErrUnavailable, What: "cannot defragment the store", Why: reason(err),
+			Fix: "weft store status", Err: err}
+	}
+	return z.before, z.after, nil
 }

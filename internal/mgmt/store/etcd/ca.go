@@ -43,7 +43,7 @@ func (m *Member) outdated(now mono.Time) bool {
 		return false
 	}
 	names, _ := m.c.Security.counted(m.server)
-	if m.c.Security.Settled != nil && !m.c.Security.Settled(names) && uint64(m.server.etcd.Leader()) != 0 {
+	if m.c.Security.Settled != nil && !m.c.Security.Settled(names) && m.server.etcd.leader() != 0 {
 		m.renewal = renewal{}
 		return false
 	}
@@ -67,7 +67,7 @@ const (
 
 // preceded reports whether the replica waits with its start for another voter; mu is held.
 func (m *Member) preceded(ctx context.Context, now mono.Time) bool {
-	v := order{own: m.server.ID(), leader: uint64(m.server.etcd.Leader()),
+	v := order{own: m.server.ID(), leader: m.server.etcd.leader(),
 		cas: digest(m.c.Security.readCAs(m.cas, m.c.Log)), due: now.Sub(m.renewal.since)}
 	names, removed := m.c.Security.counted(m.server)
 	v.removed = removed

@@ -38,13 +38,13 @@ func (s *Server) Compact(ctx context.Context) error {
 
 // SayFull is what a put does that finds no room.
 func (s *Server) SayFull(ctx context.Context) error {
-	_, err := s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE,
-		MemberID: uint64(s.etcd.MemberID())})
+	_, err := s.etcd.unguarded.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE,
+		Alarm: pb.AlarmType_NOSPACE, MemberID: s.etcd.id()})
 	return err
 }
 
 // SaysFull reports whether puts are refused.
-func (s *Server) SaysFull() bool { return len(s.etcd.Alarms()) > 0 }
+func (s *Server) SaysFull() bool { return len(s.etcd.alarms()) > 0 }
 
 // Fail makes the server one with an etcd that ended by itself.
 func (s *Server) Fail(why string) { s.fail(why) }
@@ -66,7 +66,7 @@ func (m *Member) replica(f func(*etcdserver.EtcdServer)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.server != nil {
-		f(m.server.etcd)
+		f(m.server.etcd.unguarded)
 	}
 }
 
@@ -81,21 +81,21 @@ func (c ServerConfig) WithUsers() ServerConfig { c.authToken = "simple"; return 
 func (s *Server) ServeUsers(ctx context.Context, l net.Listener, password string) (stop func(), err error) {
 	none := &authpb.UserAddOptions{}
 	for _, user := range []string{"root", "weft"} {
-		_, err1 := s.etcd.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: user})
-		_, err2 := s.etcd.UserAdd(ctx, &pb.AuthUserAddRequest{Name: user, Password: password, Options: none})
-		_, err3 := s.etcd.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: user, Role: user})
+		_, err1 := s.etcd.unguarded.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: user})
+		_, err2 := s.etcd.unguarded.UserAdd(ctx, &pb.AuthUserAddRequest{Name: user, Password: password, Options: none})
+		_, err3 := s.etcd.unguarded.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: user, Role: user})
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return nil, err
 		}
 	}
-	if _, err := s.etcd.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: "weft",
+	if _, err := s.etcd.unguarded.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: "weft",
 		Perm: &authpb.Permission{PermType: authpb.READWRITE, Key: []byte("weft/"), RangeEnd: []byte("weft0")}}); err != nil {
 		return nil, err
 	}
-	if _, err := s.etcd.AuthEnable(ctx, &pb.AuthEnableRequest{}); err != nil {
+	if _, err := s.etcd.unguarded.AuthEnable(ctx, &pb.AuthEnableRequest{}); err != nil {
 		return nil, err
 	}
-	g := v3rpc.Server(s.etcd, nil, nil)
+	g := v3rpc.Server(s.etcd.unguarded, nil, nil)
 	go func() { _ = g.Serve(l) }()
 	return g.Stop, nil
 }
@@ -104,8 +104,11 @@ func (s *Server) ServeUsers(ctx context.Context, l net.Listener, password string
 func (m *Member) StopEtcd() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.server.etcd.HardStop()
+	m.server.etcd.stop()
 }
+
+// StopEtcd ends etcd below the server.
+func (s *Server) StopEtcd() { s.etcd.stop() }
 
 // Trusts reports whether the member's replica runs with this CA alone.
 func (m *Member) Trusts(der []byte) bool {
@@ -133,6 +136,12 @@ func (c MemberConfig) WithInterrupt(end error) MemberConfig { c.interrupt = end;
 // WithStarting has each start of the replica call a function before it finds out whether etcd runs.
 func (c MemberConfig) WithStarting(f func(failed <-chan struct{})) MemberConfig {
 	c.starting = f
+	return c
+}
+
+// WithStarted has each start of the replica call a function when etcd runs.
+func (c MemberConfig) WithStarted(f func(stopped <-chan struct{})) MemberConfig {
+	c.started = f
 	return c
 }
 

@@ -15,7 +15,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	leases "go.etcd.io/etcd/server/v3/lease"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -55,7 +54,7 @@ var open = map[string]bool{
 
 // gate authorises the calls of other nodes.
 type gate struct {
-	etcd      *etcdserver.EtcdServer
+	etcd      *door
 	namespace string // with a slash at its end
 	admit     Admit  // nil: every connection may do all that is open
 	use       *quotas
@@ -76,7 +75,7 @@ func refused(err error) error {
 // server returns a gRPC server that serves what is open.
 func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
 	opts = append(opts, grpc.Creds(shaken{}), grpc.ChainStreamInterceptor(g.stream))
-	return v3rpc.Server(g.etcd, nil, g.unary, opts...)
+	return g.etcd.rpc(g.unary, opts...)
 }
 
 // caller returns the client of a call.
@@ -199,7 +198,10 @@ func (g *gate) written(c Caller, req any) (octets int, err error) {
 
 // leases returns the leases that this replica has.
 func (g *gate) leases() (map[int64]bool, error) {
-	r, err := g.etcd.LeaseLeases(context.Background(), &pb.LeaseLeasesRequest{}) // it waits for nothing
+	r, err := inside(context.Background(), g.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) (
+		*pb.LeaseLeasesResponse, error) {
+		return e.LeaseLeases(ctx, &pb.LeaseLeasesRequest{}) // it waits for nothing
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -407,7 +409,10 @@ func (g *gate) lease(ctx context.Context, c Caller, id int64) error {
 	if id < 0 || id == math.MaxInt64 {
 		return errors.New("there is no such lease")
 	}
-	l, err := g.etcd.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
+	l, err := inside(ctx, g.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) (*pb.LeaseTimeToLiveResponse,
+		error) {
+		return e.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id, Keys: true})
+	})
 	switch {
 	case errors.Is(err, leases.ErrLeaseNotFound):
 		return errNoLease

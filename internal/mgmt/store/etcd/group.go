@@ -16,10 +16,11 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 
+	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/voters"
 )
 
@@ -57,15 +58,20 @@ const peerIdle = 90 * time.Second
 
 // peerServer answers the other replicas, and requests for a report.
 func (s *Server) peerServer() *http.Server {
-	peers := etcdhttp.NewPeerHandler(s.etcd.Logger(), s.etcd)
+	peers := s.etcd.peers()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+reportPath, func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := s.admitted(w, r); !ok {
 			return
 		}
 		id, _ := strconv.ParseUint(r.URL.Query().Get("replica"), 16, 64)
+		report, err := s.Report(r.Context(), id)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.Report(id)) // the connection has ended
+		_ = json.NewEncoder(w).Encode(report) // the connection has ended
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c, ok := s.admitted(w, r)
@@ -107,27 +113,27 @@ func refuse(w http.ResponseWriter, why string) {
 }
 
 func (s *Server) hasReplica(name string) bool {
-	return slices.ContainsFunc(s.etcd.Cluster().Members(), func(m *membership.Member) bool { return m.Name == name })
+	return slices.ContainsFunc(s.etcd.members(), func(m *membership.Member) bool { return m.Name == name })
 }
 
 // ID is the number of the replica.
-func (s *Server) ID() uint64 { return uint64(s.etcd.MemberID()) }
+func (s *Server) ID() uint64 { return s.etcd.id() }
 
 // ClusterID is the number of the group, chosen at random when it was made.
-func (s *Server) ClusterID() uint64 { return uint64(s.etcd.Cluster().ID()) }
+func (s *Server) ClusterID() uint64 { return s.etcd.cluster() }
 
 // Leads reports whether this replica is the leader as far as it can tell.
-func (s *Server) Leads() bool { return s.down() == "" && s.etcd.Leader() == s.etcd.MemberID() }
+func (s *Server) Leads() bool { return s.down() == "" && s.etcd.leader() == s.etcd.id() }
 
 // Votes reports whether the replica is a voter.
 func (s *Server) Votes() bool {
-	m := s.etcd.Cluster().Member(s.etcd.MemberID())
+	m := s.etcd.self()
 	return m != nil && !m.IsLearner
 }
 
 // Replicas are the replicas of the group, in the order of their numbers.
 func (s *Server) Replicas() (list []Replica) {
-	for _, m := range s.etcd.Cluster().Members() {
+	for _, m := range s.etcd.members() {
 		r := Replica{ID: uint64(m.ID), Name: m.Name, Learner: m.IsLearner}
 		if len(m.PeerURLs) > 0 {
 			r.URL = m.PeerURLs[0]
@@ -139,31 +145,37 @@ func (s *Server) Replicas() (list []Replica) {
 }
 
 // Report describes the replica; asked is the number of the replica that the question is about.
-func (s *Server) Report(asked uint64) Report {
-	return Report{Name: s.c.Name, ID: s.ID(), Group: voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()},
-		Replicas: s.Replicas(), Leader: uint64(s.etcd.Leader()), Applied: s.etcd.AppliedIndex(), CAs: s.c.cas,
-		Removed: asked != 0 && s.etcd.IsIDRemoved(asked)}
+func (s *Server) Report(ctx context.Context, asked uint64) (Report, error) {
+	generation, err := s.generation(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	return Report{Name: s.c.Name, ID: s.ID(), Group: voters.Identity{Cluster: s.ClusterID(), Generation: generation},
+		Replicas: s.Replicas(), Leader: s.etcd.leader(), Applied: s.etcd.applied(), CAs: s.c.cas,
+		Removed: asked != 0 && s.etcd.removed(asked)}, nil
 }
 
 // Change executes a change that package voters decided, on the leader. url is that of a new learner.
 func (s *Server) Change(ctx context.Context, c voters.Change, url string) error {
-	var err error
-	switch c.Kind {
-	case voters.None:
-	case voters.AddLearner:
-		urls, uerr := types.NewURLs([]string{url})
-		if uerr != nil {
-			return fmt.Errorf("%v %s: %w", c.Kind, c.Name, uerr)
+	_, err := inside(ctx, s.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) (_ struct{}, err error) {
+		switch c.Kind {
+		case voters.None:
+		case voters.AddLearner:
+			urls, uerr := types.NewURLs([]string{url})
+			if uerr != nil {
+				return struct{}{}, uerr
+			}
+			now := time.Now()
+			_, err = e.AddMember(ctx, *membership.NewMemberAsLearner(c.Name, urls, "", &now))
+		case voters.Promote:
+			_, err = e.PromoteMember(ctx, c.ID)
+		case voters.Remove, voters.MakeClient:
+			_, err = e.RemoveMember(ctx, c.ID)
+		case voters.Transfer:
+			err = e.MoveLeader(ctx, s.ID(), c.ID)
 		}
-		now := time.Now()
-		_, err = s.etcd.AddMember(ctx, *membership.NewMemberAsLearner(c.Name, urls, "", &now))
-	case voters.Promote:
-		_, err = s.etcd.PromoteMember(ctx, c.ID)
-	case voters.Remove, voters.MakeClient:
-		_, err = s.etcd.RemoveMember(ctx, c.ID)
-	case voters.Transfer:
-		err = s.etcd.MoveLeader(ctx, s.ID(), c.ID)
-	}
+		return struct{}{}, err
+	})
 	if err != nil {
 		return fmt.Errorf("%v %s: %w", c.Kind, c.Name, err)
 	}
@@ -172,13 +184,16 @@ func (s *Server) Change(ctx context.Context, c voters.Change, url string) error 
 
 // Readdress makes the URL of this replica the one where others reach it now.
 func (s *Server) Readdress(ctx context.Context) error {
-	m := s.etcd.Cluster().Member(s.etcd.MemberID())
+	m := s.etcd.self()
 	if s.c.Advertise == "" || m == nil || len(m.PeerURLs) == 1 && m.PeerURLs[0] == s.c.Advertise && m.Name == s.c.Name {
 		return nil
 	}
 	next := *m
 	next.PeerURLs = []string{s.c.Advertise}
-	if _, err := s.etcd.UpdateMember(ctx, next); err != nil {
+	_, err := inside(ctx, s.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) ([]*membership.Member, error) {
+		return e.UpdateMember(ctx, next)
+	})
+	if err != nil {
 		return fmt.Errorf("change the address of this replica to %s: %w", s.c.Advertise, err)
 	}
 	return nil
@@ -197,24 +212,33 @@ var discard = log.New(io.Discard, "", 0)
 const keyGeneration = "store/generation"
 
 // generation reads the generation from the replica's own copy: it never changes within a group.
-func (s *Server) generation() uint64 {
-	kv := s.local(keyGeneration)
-	if kv == nil {
-		return 1
-	}
-	n, err := strconv.ParseUint(string(kv), 10, 64)
+func (s *Server) generation(ctx context.Context) (uint64, error) {
+	r, err := s.copied(ctx, cmp.Or(s.c.Namespace, DefaultNamespace)+"/"+keyGeneration, "")
 	if err != nil {
-		return 1
+		return 0, err
 	}
-	return n
+	if len(r.KVs) == 0 {
+		return 1, nil
+	}
+	n, err := strconv.ParseUint(string(r.KVs[0].Value), 10, 64)
+	if err != nil {
+		return 1, nil
+	}
+	return n, nil
 }
 
-// local reads a key from the replica's own copy, which may lag; nil if it is not there.
-func (s *Server) local(key string) []byte {
-	r, err := s.etcd.KV().Range(context.Background(), []byte(cmp.Or(s.c.Namespace, DefaultNamespace)+"/"+key), nil,
-		mvcc.RangeOptions{})
-	if err != nil || len(r.KVs) == 0 {
-		return nil
+// copied reads the keys from key to end from the replica's own copy, which may lag; an empty end means the one key.
+func (s *Server) copied(ctx context.Context, key, end string) (*mvcc.RangeResult, error) {
+	var last []byte
+	if end != "" {
+		last = []byte(end)
 	}
-	return r.KVs[0].Value
+	r, err := inside(ctx, s.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) (*mvcc.RangeResult, error) {
+		return e.KV().Range(ctx, []byte(key), last, mvcc.RangeOptions{})
+	})
+	if err != nil {
+		return nil, &store.Error{Kind: store.ErrUnavailable, What: "cannot read the copy of the store",
+			Why: reason(err), Fix: "weft store status lists the nodes that have one", Err: err}
+	}
+	return r, nil
 }

@@ -88,7 +88,7 @@ func (l *lead) step(ctx context.Context, now mono.Time) error {
 func (l *lead) replicas(ctx context.Context, now mono.Time) []voters.Replica {
 	list := l.s.Replicas()
 	out := make([]voters.Replica, len(list))
-	applied := l.s.etcd.AppliedIndex()
+	applied := l.s.etcd.applied()
 	keep := map[replicaRole]mono.Time{}
 	var all sync.WaitGroup
 	for i, r := range list {
@@ -162,7 +162,11 @@ func (s *Security) mayHold(r *Record) bool {
 
 // write makes the roster in the store that of the group.
 func (l *lead) write(ctx context.Context, c *Client, addresses map[string]string) error {
-	b, err := json.Marshal(Roster{Group: voters.Identity{Cluster: l.s.ClusterID(), Generation: l.s.generation()},
+	generation, err := l.s.generation(ctx)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(Roster{Group: voters.Identity{Cluster: l.s.ClusterID(), Generation: generation},
 		Replicas: l.s.Replicas(), Addresses: addresses})
 	if err != nil {
 		return err

@@ -61,6 +61,8 @@ type MemberConfig struct {
 	// files cannot be set aside.
 	interrupt, asideFails error
 	starting              func(failed <-chan struct{}) // ServerConfig.starting
+	// started is called in tests when etcd runs; stopped is closed when etcd has ended.
+	started func(stopped <-chan struct{})
 }
 
 // Security authenticates the members to each other. Without it every connection may read and write the store:
@@ -307,10 +309,7 @@ func (m *Member) begin(ctx context.Context) error {
 		return m.pick()
 	}
 	if files(m.c.Dir).exist() || first {
-		switch err := m.startReplica(ctx, nil); {
-		case errors.Is(err, errRemoved): // meanwhile: the others are asked again
-			m.c.Log.Warn("the replica of the store does not run", "err", err)
-		case err != nil:
+		if err := m.startReplica(ctx, nil); err != nil {
 			return err
 		}
 	}
@@ -333,13 +332,28 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 	if err != nil {
 		return err
 	}
+	if m.c.started != nil {
+		m.c.started(s.etcd.stopped())
+	}
+	var generation uint64
+	if join == nil { // else the group is that of the roster
+		generation, err = s.generation(ctx)
+		if err != nil && !errors.Is(err, errClosed) {
+			s.Close()
+			return err
+		}
+	}
 	m.server, m.quiet = s, solitude{looked: m.c.Now()}
 	if m.split {
 		s.withhold(conflict(m.why))
 	}
 	m.known.Replica, m.known.Fabric = s.ID(), m.c.Fabric
-	if join == nil { // else the group is that of the roster
-		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: s.generation()}
+	switch {
+	case join != nil:
+	case generation != 0:
+		m.known.Roster.Group = voters.Identity{Cluster: s.ClusterID(), Generation: generation}
+	case m.known.Roster.Group.Generation == 0: // its removal has ended it: the others are asked by its number
+		m.known.Roster.Group.Cluster = s.ClusterID()
 	}
 	m.remember()
 	return nil

@@ -119,7 +119,7 @@ func (r *relay) ended() bool {
 	return r.closed || r.why != nil
 }
 
-// replaced is the error of a write whose client was replaced before it answered.
+// replaced is the error of a write: its client was replaced before it answered.
 func replaced() error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot tell whether the store was written",
 		Why: "this node's replica of it was replaced meanwhile", Fix: "the same again"}

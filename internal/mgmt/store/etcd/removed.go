@@ -12,7 +12,7 @@ func (s *Security) counted(in *Server) (names []string, removed bool) {
 	if out == nil {
 		out = func(string) bool { return false }
 	}
-	leader := uint64(in.etcd.Leader())
+	leader := in.etcd.leader()
 	voters, stay := 0, 0
 	var staying []string
 	for _, r := range in.Replicas() {

@@ -57,11 +57,9 @@ func TestRemovedLeader(t *testing.T) {
 	f.expect("b", "k", "after")
 }
 
-// TestRemovedAtStart: a replica was removed while its node was down, and its node has lost what it knew of the group: the
-// replica starts. So does the node, and shares the store anew.
-func TestRemovedAtStart(t *testing.T) {
-	f := newFabric(t)
-	f.open("a")
+// removedWhileDown has a, which is open, remove the replica of b while b is down. b has lost what it knew of the group.
+func (f *fabric) removedWhileDown() {
+	f.Helper()
 	f.open("b", "a")
 	f.roles("a:voter b:learner")
 	f.put("a", "k", "1")
@@ -71,8 +69,16 @@ func TestRemovedAtStart(t *testing.T) {
 		return !slices.ContainsFunc(f.members["a"].Part().Replicas, func(r etcd.Replica) bool { return r.Name == "b" })
 	})
 	if err := os.WriteFile(filepath.Join(f.configs["b"].Dir, "group.json"), []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
+		f.Fatal(err)
 	}
+}
+
+// TestRemovedAtStart: a replica was removed while its node was down, and its node has lost what it knew of the group.
+// The replica starts. So does the node, and shares the store anew.
+func TestRemovedAtStart(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.removedWhileDown()
 	var removed atomic.Bool
 	f.configs["b"] = f.configs["b"].WithStarting(func(failed <-chan struct{}) {
 		if removed.Load() {
@@ -87,6 +93,38 @@ func TestRemovedAtStart(t *testing.T) {
 	f.open("b")
 	if !removed.Load() {
 		t.Fatal("the replica of b was not removed at its start")
+	}
+	f.roles("a:voter b:learner")
+	f.expect("b", "k", "1")
+}
+
+// TestRemovedAfterStart: etcd finds out that the replica was removed, and closes its files, when it runs and the member
+// has read nothing of them yet. The node starts, and shares the store anew. The store was restored once: its generation
+// is there to be read.
+func TestRemovedAfterStart(t *testing.T) {
+	f := newFabric(t)
+	f.open("a")
+	f.put("a", "k", "0")
+	if err := f.members["a"].Restore(t.Context(), nil, true); err != nil {
+		t.Fatal(err)
+	}
+	f.removedWhileDown()
+	f.kill("a") // which reports the removal once it runs again
+	var removed atomic.Bool
+	f.configs["b"] = f.configs["b"].WithStarted(func(stopped <-chan struct{}) {
+		if removed.Load() {
+			return
+		}
+		f.open("a")
+		select {
+		case <-stopped:
+			removed.Store(true)
+		case <-time.After(patience):
+		}
+	})
+	f.open("b")
+	if !removed.Load() {
+		t.Fatal("the replica of b was not removed after its start")
 	}
 	f.roles("a:voter b:learner")
 	f.expect("b", "k", "1")

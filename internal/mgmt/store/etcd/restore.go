@@ -45,7 +45,7 @@ func (m *Member) Part() MemberStatus {
 	st := MemberStatus{Group: v.group, Replicas: v.replicas, Why: v.why}
 	leader := uint64(0)
 	if s := v.server; s != nil && s.down() == "" {
-		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), uint64(s.etcd.Leader())
+		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), s.etcd.leader()
 		st.Leads = s.Leads()
 		if s.Votes() {
 			st.Role = RoleVoter

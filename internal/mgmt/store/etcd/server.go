@@ -27,12 +27,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/config"
-	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3compactor"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/features"
-	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -92,7 +88,7 @@ type Server struct {
 	c        ServerConfig
 	dir      string
 	lock     *fileutil.LockedFile
-	etcd     *etcdserver.EtcdServer
+	etcd     *door
 	listener net.Listener // nil: none
 	front    *front
 	rpc      *grpc.Server
@@ -116,7 +112,8 @@ type Server struct {
 var smallSegments = sync.OnceFunc(func() { wal.SegmentSizeBytes = 4 << 20 })
 
 // Start starts a server, on what an earlier one left in the directory if there
-// is anything, and waits until it answers or ctx ends.
+// is anything, and waits until it answers or ctx ends. A replica that the group has removed is returned as one that is
+// down.
 func Start(ctx context.Context, c ServerConfig) (*Server, error) {
 	smallSegments()
 	s := &Server{c: c, dir: c.Dir, clients: map[*Client]struct{}{}, failed: make(chan struct{})}
@@ -138,7 +135,7 @@ func (s *Server) open(ctx context.Context) error {
 	if err := s.newServer(); err != nil {
 		return err
 	}
-	s.etcd.Start()
+	s.etcd.start()
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if s.listener != nil {
@@ -150,8 +147,9 @@ func (s *Server) open(ctx context.Context) error {
 		patience = time.After(groupPatience)
 	}
 	select {
-	case <-s.etcd.ReadyNotify():
-	case <-s.etcd.StopNotify():
+	case <-s.etcd.ready():
+	case <-s.etcd.stopping():
+		s.fail(removedWhy)
 	case <-s.failed:
 	case <-ctx.Done():
 	case <-patience:
@@ -159,10 +157,11 @@ func (s *Server) open(ctx context.Context) error {
 	if s.c.starting != nil {
 		s.c.starting(s.failed)
 	}
-	if s.down() == removedWhy {
-		return errRemoved
+	why := s.down()
+	if why == removedWhy { // it runs no more, and its number shows to the others which one it is
+		return nil
 	}
-	if why := s.down(); why != "" || ctx.Err() != nil {
+	if why != "" || ctx.Err() != nil {
 		return s.broken(cmp.Or(why, "it was not ready in time"), ctx.Err())
 	}
 	s.work.Go(func() { s.upkeep(run) })
@@ -302,7 +301,7 @@ func (s *Server) newServer() error {
 		Metrics:              "basic",
 	}
 	type result struct {
-		etcd *etcdserver.EtcdServer
+		etcd *door
 		err  error
 	}
 	made := make(chan result, 1)
@@ -312,7 +311,7 @@ func (s *Server) newServer() error {
 				s.fail(fmt.Sprintf("etcd cannot make sense of its files: %v", r))
 			}
 		}()
-		etcd, err := etcdserver.NewServer(cfg)
+		etcd, err := newDoor(cfg, s.fail, s.failed)
 		made <- result{etcd, err}
 	}()
 	select {
@@ -396,7 +395,7 @@ func (s *Server) serve(run context.Context) {
 		select {
 		case <-s.failed: // wakes the other waiters too
 			s.listener.Close()
-		case <-s.etcd.StopNotify(): // it was removed from its group, or another replica reported that
+		case <-s.etcd.stopping(): // it was removed from its group, or another replica reported that
 			s.fail(removedWhy)
 		case <-run.Done():
 		}
@@ -406,11 +405,8 @@ func (s *Server) serve(run context.Context) {
 // removedWhy is why a server ended that etcd ended in good order.
 const removedWhy = "this replica was removed from the group"
 
-// errRemoved is the error of a start that found the replica removed.
-var errRemoved = errors.New(removedWhy)
-
 // leftGroup reports whether the removal of this replica is in its own copy: the report of another one is no proof.
-func (s *Server) leftGroup() bool { return s.etcd.IsIDRemoved(s.ID()) }
+func (s *Server) leftGroup() bool { return s.etcd.removed(s.ID()) }
 
 // URL is where other nodes reach the server, "" without Listen.
 func (s *Server) URL() string {
@@ -431,8 +427,8 @@ func (s *Server) Client() (*Client, error) {
 	if s.clients == nil {
 		return nil, store.Closed()
 	}
-	leasing := numbered{adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(s.etcd))}
-	cli := v3client.New(s.etcd)
+	cli, leases := s.etcd.client()
+	leasing := numbered{leases}
 	cli.Lease = clientv3.NewLeaseFromLeaseClient(leasing, cli, time.Second)
 	c, err := newClient(cli, leasing, s.c.Namespace, s.c.Timeout)
 	if err != nil {
@@ -480,7 +476,7 @@ func (s *Server) Yield() {
 	done := make(chan struct{})
 	begun := s.transfer(func() {
 		defer close(done)
-		if err := s.etcd.TryTransferLeadershipOnShutdown(); err != nil {
+		if err := s.etcd.yield(); err != nil {
 			s.c.Log.Info("the group elects another leader of the store", "err", err)
 		}
 	})
@@ -511,7 +507,7 @@ func (s *Server) leave() {
 	s.mu.Lock()
 	s.leaving = true
 	s.mu.Unlock()
-	s.etcd.HardStop()
+	s.etcd.stop()
 	s.yielding.Wait()
 }
 

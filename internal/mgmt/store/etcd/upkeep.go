@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 
 	"weft/internal/mgmt/store"
 )
@@ -29,12 +30,15 @@ func (s *Server) upkeep(ctx context.Context) {
 			return
 		}
 		full := false
-		for _, a := range s.etcd.Alarms() {
+		for _, a := range s.etcd.alarms() {
 			full = full || a.Alarm == pb.AlarmType_NOSPACE
 		}
-		be := s.etcd.Backend()
-		loose := be.Size() > s.c.maxSize/4*3 && be.SizeInUse() < be.Size()/2
-		rev := store.Rev(s.etcd.KV().Rev())
+		u, err := s.used(ctx)
+		if err != nil {
+			continue // it ends
+		}
+		loose := u.size > s.c.maxSize/4*3 && u.inUse < u.size/2
+		rev := u.rev
 		if (full || loose) && rev != tried {
 			gained, err := s.makeRoom(ctx, full)
 			if err != nil && ctx.Err() == nil {
@@ -49,27 +53,40 @@ func (s *Server) upkeep(ctx context.Context) {
 	}
 }
 
+// usage is how large the file of a replica is, and how much of that has data in it.
+type usage struct {
+	size, inUse int64
+	rev         store.Rev
+}
+
+func (s *Server) used(ctx context.Context) (usage, error) {
+	return inside(ctx, s.etcd, func(_ context.Context, e *etcdserver.EtcdServer) (usage, error) {
+		be := e.Backend()
+		return usage{size: be.Size(), inUse: be.SizeInUse(), rev: store.Rev(e.KV().Rev())}, nil
+	})
+}
+
 // makeRoom forgets the history and writes the file anew. If that helps, puts
 // are taken again.
 func (s *Server) makeRoom(ctx context.Context, full bool) (gained bool, err error) {
-	rev := s.etcd.KV().Rev()
 	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
-	_, err = s.etcd.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true})
-	if err != nil && !strings.Contains(err.Error(), "compacted") { // it is already
-		return false, err
-	}
-	be := s.etcd.Backend()
-	if err := be.Defrag(); err != nil {
-		return false, err
-	}
-	if be.Size() > s.c.maxSize/10*9 {
-		return false, nil
-	}
-	if !full {
-		return true, nil
-	}
-	_, err = s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE,
-		MemberID: uint64(s.etcd.MemberID())})
-	return err == nil, err
+	return inside(ctx, s.etcd, func(ctx context.Context, e *etcdserver.EtcdServer) (gained bool, err error) {
+		_, err = e.Compact(ctx, &pb.CompactionRequest{Revision: e.KV().Rev(), Physical: true})
+		if err != nil && !strings.Contains(err.Error(), "compacted") { // it is already
+			return false, err
+		}
+		if err := e.Defragment(); err != nil {
+			return false, err
+		}
+		if e.Backend().Size() > s.c.maxSize/10*9 {
+			return false, nil
+		}
+		if !full {
+			return true, nil
+		}
+		_, err = e.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE,
+			MemberID: s.etcd.id()})
+		return err == nil, err
+	})
 }

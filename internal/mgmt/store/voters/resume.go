@@ -35,14 +35,16 @@ func (v Verdict) String() string { return [...]string{"start", "set aside", "con
 // used: after a power failure of all hosts there is no other source, and a group without its majority changes nothing.
 // What a removed replica has then cannot become a second group, because the removal is in the log of a majority; the
 // one exception is a restored group, and that has another generation. Where the node does not know the group of its
-// files they are used as well: the replica has its group in it, and the caller decides again by that at once.
+// files they are used as well: the replica has its group in it, and the caller decides again by that at once. A
+// generation of 0 is unknown: the number of the group alone decides.
 func Resume(own Identity, answers []Answer) (Verdict, string) {
 	verdict, why := Start, ""
-	if own.Generation == 0 {
-		return verdict, why
-	}
 	for _, a := range answers {
 		switch {
+		case own.Generation == 0 && (own.Cluster == 0 || a.Group.Cluster != own.Cluster):
+		case own.Generation == 0 && a.Removed:
+			verdict, why = SetAside, a.From+" reports that this replica was removed"
+		case own.Generation == 0:
 		case a.Group.Generation > own.Generation:
 			return SetAside, a.From + " has a store of a later generation"
 		case a.Group.Generation < own.Generation:

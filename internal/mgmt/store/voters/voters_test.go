@@ -159,6 +159,13 @@ func TestResume(t *testing.T) {
 			t.Errorf("%s, of a group that is not known: %v (%s)", tt.about, got, why)
 		}
 	}
+	// Where the number of the group alone is known, its members' reports count.
+	for removed, want := range map[bool]voters.Verdict{true: voters.SetAside, false: voters.Start} {
+		others := []voters.Answer{answer(8, 3, true), answer(7, 2, removed)}
+		if got, why := voters.Resume(voters.Identity{Cluster: 7}, others); got != want {
+			t.Errorf("removed is %v, of a group by its number: %v (%s), want %v", removed, got, why, want)
+		}
+	}
 }
 
 // TestChoose: a client uses the store of the highest generation, and none of two.
