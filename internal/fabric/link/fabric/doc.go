@@ -67,6 +67,9 @@ type Plug struct {
 type Wiring struct {
 	Port  [vswitch.MaxPorts + 1]Plug
 	Trunk []uint8 // by peer: its port
+	// Confined are the ports with a trunk to a node that may send only packets of its own ports, and no request that
+	// changes the subnet.
+	Confined vswitch.PortSet
 }
 
 // Clone returns a copy to change.
@@ -121,6 +124,10 @@ type Counters struct {
 	DropNoRoom      uint64 // the loopback buffer is full
 	DropUnconnected uint64 // the egress port has neither a function nor a trunk
 	DropOwnSource   uint64 // arrived by a trunk with a source LID of this node
+	// from a confined node, with a source LID that is not routed to it
+	DropForeignSource uint64
+	// from a confined node, a subnet management packet that only a manager may send
+	DropForeignSMP uint64 `counter:"drop_foreign_smp"`
 	// 16B packets that a function accepted
 	Accepted16 uint64 `counter:"accepted_16b"`
 	// the function has no port for the 16B packet
@@ -142,6 +149,15 @@ type PeerCounters struct {
 	XmitData, RcvData, XmitPkts, RcvPkts uint64
 	MulticastXmit, MulticastRcv          uint64
 	XmitDiscards, RcvErrors              uint64
+	Foreign                              Foreign
+}
+
+// Foreign counts what a confined node sent that only others may send. The packets were dropped.
+type Foreign struct {
+	// Sources are packets with a LID of another node, PKeys those with a P_Key that no port of the node has, and SMPs
+	// are subnet management packets that change the subnet, or answer for another node.
+	Sources, PKeys, SMPs uint64
+	Newest               mono.Time // when the newest arrived; 0: none has
 }
 
 // Limits.

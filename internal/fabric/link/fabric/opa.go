@@ -66,10 +66,7 @@ func (l *Link) Open16(function uint16, h *wire.Header16) (e Egress16, ok bool) {
 
 // open16 is Open16 with the ingress port.
 func (l *Link) open16(t *vswitch.Table, w *Wiring, in uint8, h *wire.Header16, packets bool) (e Egress16, ok bool) {
-	set, ok := l.route16(t, in, h)
-	if !ok {
-		return e, false
-	}
+	set, _ := l.route16(t, in, h)
 	e.w, e.group = w, multicast16(h)
 	looped := false
 	for out, ok := set.Next(); ok; out, ok = set.Next() {
@@ -178,18 +175,18 @@ func multicast16(h *wire.Header16) bool {
 	return dlid.IsMulticast()
 }
 
-// route16 looks up the egress ports of a packet that arrived by port in, and counts refusals.
-func (l *Link) route16(t *vswitch.Table, in uint8, h *wire.Header16) (set vswitch.PortSet, ok bool) {
+// route16 looks up the egress ports of a packet that arrived by port in: none if the packet is refused, which route16
+// counts. why is the refusal of the switch.
+func (l *Link) route16(t *vswitch.Table, in uint8, h *wire.Header16) (set vswitch.PortSet, why vswitch.Refusal) {
 	if h.SC == managementSC && multicast16(h) {
 		l.c.Drop16SC++
-		return set, false
+		return set, vswitch.OK
 	}
-	set, why := t.Route24(in, h.DLID, h.PKey)
-	if why != vswitch.OK {
+	if set, why = t.Route24(in, h.DLID, h.PKey); why != vswitch.OK {
 		l.c.DropRoute[why]++
-		return set, false
+		return vswitch.PortSet{}, why
 	}
-	return set, true
+	return set, vswitch.OK
 }
 
 // put16 puts a packet on its way to a trunk or into the loop-back queue.
@@ -208,13 +205,13 @@ func (l *Link) put16(now mono.Time, to Plug, p []byte, h *wire.Header16, age uin
 // fromTrunk16 takes one 16B packet of a peer at port in through the vswitch.
 func (l *Link) fromTrunk16(w *Wiring, peer int, in uint8, p []byte) {
 	var h wire.Header16
-	_, why := wire.Parse16(p, &h)
-	if why == wire.OK {
-		why = wire.Verify16(p)
+	_, bad := wire.Parse16(p, &h)
+	if bad == wire.OK {
+		bad = wire.Verify16(p)
 	}
 	pc := &l.peers[peer]
-	if why != wire.OK {
-		l.c.DropRefusal[why]++
+	if bad != wire.OK {
+		l.c.DropRefusal[bad]++
 		pc.RcvErrors++
 		return
 	}
@@ -235,9 +232,14 @@ func (l *Link) fromTrunk16(w *Wiring, peer int, in uint8, p []byte) {
 		l.c.DropOwnSource++
 		return
 	}
-	set, ok := l.route16(t, in, &h)
-	if !ok {
+	confined := w.Confined.Has(in)
+	if confined && t.Entry(slid) != in {
+		l.foreignSource(peer)
 		return
+	}
+	set, why := l.route16(t, in, &h)
+	if confined && why == vswitch.PKeyIn {
+		l.foreignPKey(peer)
 	}
 	for out, ok := set.Next(); ok; out, ok = set.Next() {
 		switch to := w.Port[out]; to.Kind {
@@ -265,10 +267,7 @@ func (l *Link) deliver16(p []byte) {
 	}
 	t, w := l.cfg.Table.Load(), l.cfg.Wiring.Load()
 	slid, _ := source16(&h)
-	set, ok := l.route16(t, t.Entry(slid), &h)
-	if !ok {
-		return
-	}
+	set, _ := l.route16(t, t.Entry(slid), &h)
 	for out, ok := set.Next(); ok; out, ok = set.Next() {
 		if to := w.Port[out]; to.Kind == Function {
 			l.take16(to.Number, &h, p)

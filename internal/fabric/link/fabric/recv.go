@@ -79,6 +79,10 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		l.c.DropOwnSource++
 		return
 	}
+	confined := w.Confined.Has(in)
+	if confined && !l.admits(table, in, peer, &lrh, &grh, t) {
+		return
+	}
 	if lrh.VL == managementVL {
 		out, why := table.Management(in, lrh.DLID)
 		if why != vswitch.OK {
@@ -92,7 +96,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	if !lrh.DLID.IsMulticast() {
 		out, why := table.Unicast(in, lrh.DLID, key)
 		if why != vswitch.OK {
-			l.c.DropRoute[why]++
+			l.refused(confined, peer, why)
 			return
 		}
 		to := w.Port[out]
@@ -110,7 +114,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	}
 	set, route := table.Multicast(in, lrh.DLID, key)
 	if route != vswitch.OK {
-		l.c.DropRoute[route]++
+		l.refused(confined, peer, route)
 		return
 	}
 	here := false

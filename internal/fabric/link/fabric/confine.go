@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabric
+
+import (
+	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/wire"
+)
+
+// A confined node (Wiring.Confined) is at the other end of a trunk and forwards nothing for third nodes, by the roles of
+// its member. Nothing else proves what it sends, so the first switch does: a source LID must be routed to the trunk
+// that the packet arrived by, a P_Key must be in the table of the trunk's port (vswitch.Port.EnforceIn, which the
+// subnet manager writes), and a subnet management packet must be one that a node sends on its own behalf. Switches
+// behind this one rely on the check.
+
+// admits reports whether a confined node may send the packet with headers lrh and grh, and transport part t, that
+// arrived by port in. It counts what it refuses. Its P_Key is left to the table.
+func (l *Link) admits(table *vswitch.Table, in uint8, peer int, lrh *wire.LRH, grh *wire.GRH, t []byte) bool {
+	management := lrh.VL == managementVL
+	switch {
+	case management && lrh.SLID == ib.LIDPermissive: // it has no LID yet, or a directed route
+	case table.Entry(lrh.SLID) != in:
+		l.foreignSource(peer)
+		return false
+	}
+	if management && !(ParseMAD(lrh, grh, t, &l.d) && ownSMP(&l.d, in)) {
+		l.c.DropForeignSMP++
+		l.foreign(peer).SMPs++
+		return false
+	}
+	return true
+}
+
+// ownSMP reports whether a node that is no manager may send a subnet management packet that arrived by port in: it may
+// read, report, and answer what was sent to it. An answer retraces the directed route of its request, so this switch
+// sent that request by the port by which the answer arrives.
+func ownSMP(d *mad.Datagram, in uint8) bool {
+	var s mad.SMP
+	if s.Parse(d.Data[:]) != nil || !s.MgmtClass.IsSubn() {
+		return false
+	}
+	switch {
+	case s.Directed() && s.D:
+		return s.Method == mad.MethodGetResp && s.HopPointer > 0 && s.HopPointer <= s.HopCount &&
+			s.HopCount <= mad.MaxHops && s.InitialPath[s.HopPointer] == in
+	case s.Method == mad.MethodGetResp:
+		return !s.Directed() && d.SLID != ib.LIDPermissive // a LID that admits has compared
+	}
+	return s.Method == mad.MethodGet || s.Method == mad.MethodTrap
+}
+
+// refused counts a data packet of a peer that the table refuses.
+func (l *Link) refused(confined bool, peer int, why vswitch.Refusal) {
+	l.c.DropRoute[why]++
+	if confined && why == vswitch.PKeyIn {
+		l.foreignPKey(peer)
+	}
+}
+
+func (l *Link) foreignSource(peer int) {
+	l.c.DropForeignSource++
+	l.foreign(peer).Sources++
+}
+
+func (l *Link) foreignPKey(peer int) { l.foreign(peer).PKeys++ }
+
+// foreign returns the counts of a peer for a packet that arrives now.
+func (l *Link) foreign(peer int) *Foreign {
+	f := &l.peers[peer].Foreign
+	f.Newest = l.now
+	return f
+}
