@@ -69,7 +69,9 @@ func (n *Node) followRoster(r *member.Roster) {
 		n.mesh.Follow(r)
 	}
 	if x := r.ByGUID(n.identity); x != nil && n.sub != nil {
-		n.sub.Rename(x.Name) // else the node ends
+		// Neither fails unless the node ends.
+		n.sub.Rename(x.Name)
+		n.sub.SetManages(x.Roles.Has(member.Manager))
 	}
 }
 

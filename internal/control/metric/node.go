@@ -59,6 +59,7 @@ var nodeGroups = []Group{
 			{"drop_unclaimed", Count, "datagrams", "received without a program that is registered for them"},
 			{"drop_reader_full", Count, "datagrams", "received for a program that does not read"},
 			{"drop_too_long", Count, "datagrams", "longer than a record to the program"},
+			{"not_manager", Count, "requests", "to manage the subnet, refused: this member lacks the role manager"},
 		}},
 	{Scope: api.ScopeNode, Part: "rdmacm", Title: "the rdma_cm interface of programs",
 		Metrics: []Metric{

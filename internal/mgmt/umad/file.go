@@ -263,8 +263,14 @@ func (f *File) write(h *Header, b []byte) Errno {
 	if f.readOnly && (m.MgmtClass == mad.ClassVEMA || m.MgmtClass == mad.ClassCM) && m.Method != mad.MethodGet {
 		return EPERM
 	}
-	if f.readOnly && a.qpn == ib.QPNSMI && m.Method != mad.MethodGet {
-		return EPERM
+	if a.qpn == ib.QPNSMI && m.Method != mad.MethodGet {
+		if f.readOnly {
+			return EPERM
+		}
+		if !f.hub.view.Manages() {
+			f.hub.Stats.NotManager++
+			return EPERM
+		}
 	}
 	if a.rmpp != nil && m.MgmtClass.HasRMPP() {
 		var r mad.RMPP

@@ -23,6 +23,11 @@ func (h *Hub) OpenIsSM(now mono.Time, function uint16, wait bool, granted func(E
 		granted(ENODEV)
 		return i
 	}
+	if !h.view.Manages() {
+		h.Stats.NotManager++
+		granted(EPERM)
+		return i
+	}
 	p := h.port(function)
 	switch {
 	case p.isSM == nil:

@@ -85,6 +85,8 @@ type Ports interface {
 	Port(function uint16) (Port, bool)
 	// SetIsSM sets or clears the capability IsSM of a port.
 	SetIsSM(now mono.Time, function uint16, on bool)
+	// Manages reports whether programs of this node may manage the subnet. If not, they only read.
+	Manages() bool
 }
 
 // Sink receives the records of a file.
@@ -106,6 +108,8 @@ type Stats struct {
 	DropVersion, DropLate, DropUnclaimed, DropReaderFull uint64
 	// Records too long for the transport to the program.
 	DropTooLong uint64
+	// Subnet management requests, and opens of issmN, of programs at a node that may not manage the subnet.
+	NotManager uint64
 }
 
 // Hub has the files of all ports. It has one owner goroutine.

@@ -24,6 +24,8 @@ type bench struct {
 	now  mono.Time
 	port map[uint16]*Port
 	isSM map[uint16]bool
+	// reads: programs may not manage the subnet.
+	reads bool
 }
 
 func newBench(t testing.TB) *bench {
@@ -47,6 +49,9 @@ func (b *bench) Port(f uint16) (Port, bool) {
 
 // SetIsSM implements Ports.
 func (b *bench) SetIsSM(_ mono.Time, f uint16, on bool) { b.isSM[f] = on }
+
+// Manages implements Ports.
+func (b *bench) Manages() bool { return !b.reads }
 
 // reader is the Sink of a test's file.
 type reader struct {
@@ -558,6 +563,35 @@ func TestRegister(t *testing.T) {
 	}
 	if _, err := b.hub.Open(3, &reader{}); err != ENODEV {
 		t.Errorf("no such port: %d", err)
+	}
+}
+
+// TestNotManager: at a node that may not manage the subnet, no program does, whatever its user may; it reads.
+func TestNotManager(t *testing.T) {
+	b := newBench(t)
+	f, _ := b.open(1)
+	b.reads = true
+	for _, c := range []mad.Class{mad.ClassSubnLID, mad.ClassSubnDR} {
+		asks := b.register(f, Registration{QPN: ib.QPNSMI, Class: c, Version: 1})
+		for m, want := range map[mad.Method]Errno{mad.MethodGet: OK, mad.MethodSet: EPERM, mad.MethodGetResp: EPERM,
+			mad.MethodTrapRepress: EPERM} {
+			r := make([]byte, mad.Len)
+			h := mad.Header{BaseVersion: 1, MgmtClass: c, ClassVersion: 1, Method: m}
+			h.Append(r[:0])
+			if err := f.Write(b.now, append((&Header{Agent: asks, LID: 5}).Append(nil, f.HeaderLen()), r...)); err != want {
+				t.Errorf("class %#x, method %#x: %d, want %d", c, m, err, want)
+			}
+		}
+	}
+	var why Errno
+	b.hub.OpenIsSM(b.now, 1, true, func(e Errno) { why = e })
+	if why != EPERM || b.isSM[1] || b.hub.Stats.NotManager != 7 {
+		t.Errorf("issm: %d, %v, counted %d", why, b.isSM[1], b.hub.Stats.NotManager)
+	}
+	b.reads = false
+	b.hub.OpenIsSM(b.now, 1, true, func(e Errno) { why = e })
+	if why != OK || !b.isSM[1] {
+		t.Errorf("with the role: issm %d, %v", why, b.isSM[1])
 	}
 }
 

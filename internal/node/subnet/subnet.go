@@ -105,6 +105,7 @@ type Subnet struct {
 	Functions map[uint16]*Port          // the ports of functions that are plugged in, by function
 	ports     map[uint8]*Port           // the same, by port of the switch
 	peers     [trunk.MaxPeers]trunkPort // by peer
+	manages   bool                      // programs of the node may manage the subnet
 	Dirty     bool                      // the switch's tables changed: the next turn publishes them
 	changed   map[*Port]agent.Change
 	bounced   []uint8    // ports of the switch with a link that comes up again
@@ -166,7 +167,7 @@ var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.Spee
 // New returns a subnet that does not run yet.
 func New(c Config) *Subnet {
 	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), server: loop.NewServer[inbound](inboxLen),
-		ports: map[uint8]*Port{}, Functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
+		ports: map[uint8]*Port{}, Functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}, manages: true}
 	s.gsi = newGSI(s)
 	s.asks.waiting = map[uint64]chan<- mad.Perf{}
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
@@ -200,6 +201,9 @@ func (s *Subnet) Rename(host string) error {
 		}
 	})
 }
+
+// SetManages sets whether programs of the node may manage the subnet, which they may at first. No lane may call it.
+func (s *Subnet) SetManages(may bool) error { return s.Do(func() { s.manages = may }) }
 
 func switchDescription(host string) string               { return host + " weft switch" }
 func portDescription(host string, a *hca.Adapter) string { return host + " " + a.Name }

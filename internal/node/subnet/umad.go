@@ -76,6 +76,9 @@ func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
 	}
 }
 
+// Manages implements umad.Ports.
+func (p umadPorts) Manages() bool { return p.s.manages }
+
 // serve reads what a connection is for, and serves it until it ends.
 func (u *umadSocket) serve(c *unixsock.Conn) {
 	b := u.First(c)
