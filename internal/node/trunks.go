@@ -39,9 +39,12 @@ func (t memberTrust) Verify(now time.Time, chain []*x509.Certificate) (handshake
 type memberTrunks struct{ sub *subnet.Subnet }
 
 // Add implements mesh.Trunks.
-func (t memberTrunks) Add(name string, node ib.GUID, at netip.AddrPort) (int, error) {
-	return t.sub.AddTrunk(name, udp.Peer{Addr: at, Anywhere: !at.IsValid(), Node: node})
+func (t memberTrunks) Add(name string, node ib.GUID, at netip.AddrPort, confined bool) (int, error) {
+	return t.sub.AddTrunk(name, udp.Peer{Addr: at, Anywhere: !at.IsValid(), Node: node}, confined)
 }
+
+// Confine implements mesh.Trunks.
+func (t memberTrunks) Confine(trunk int, confined bool) error { return t.sub.Confine(trunk, confined) }
 
 // Move implements mesh.Trunks.
 func (t memberTrunks) Move(trunk int, at netip.AddrPort) error { return t.sub.MoveTrunk(trunk, at) }

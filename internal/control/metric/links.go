@@ -84,6 +84,8 @@ var linkGroups = []Group{
 			{"drop_not_local", Count, "packets", "to an address that is not the port's"},
 			{"drop_bad_source", Count, "packets", "from an address that no port can have, or that the host no longer has"},
 			{"drop_own_source", Count, "packets", "from an address of this node"},
+			{"drop_foreign_source", Count, "packets", "from a member that forwards nothing, with a LID of another node"},
+			{"drop_foreign_smp", Count, "packets", "from such a member, subnet management packets of a manager"},
 			{"drop_source_not_allowed", Count, "packets", "from an address that --roce-allow does not list"},
 			{"drop_truncated", Count, "packets", "longer than the receive buffer, or without their addresses"},
 			{"drop_16b_no_port", Count, "packets", "16B packets for a function without a port for them"},

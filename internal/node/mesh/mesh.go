@@ -33,8 +33,11 @@ const (
 // Trunks are the trunks of the node. Its methods may wait for a lane.
 type Trunks interface {
 	// Add opens a trunk to the member with a GUID, at an address, or where it is not valid, from wherever that member
-	// begins. It returns the trunk's number.
-	Add(name string, node ib.GUID, at netip.AddrPort) (int, error)
+	// begins. A confined member may send only packets of its own ports, and none that changes the subnet. Add returns
+	// the trunk's number.
+	Add(name string, node ib.GUID, at netip.AddrPort, confined bool) (int, error)
+	// Confine sets whether the member at the other end is confined.
+	Confine(trunk int, confined bool) error
 	// Move sets the address at which the other end is reached.
 	Move(trunk int, at netip.AddrPort) error
 	Remove(trunk int) error
@@ -89,6 +92,8 @@ type end struct {
 	why   error            // why there is no trunk; nil: there is one
 	up    bool             // as it was last seen
 	began mono.Time        // of up
+	// confined is set if the other's roles do not permit it to forward packets of third members.
+	confined bool
 }
 
 // New returns a mesh without trunks.
@@ -185,6 +190,7 @@ func (m *Mesh) step() {
 		if e := m.ends[x.GUID]; e == nil || e.why != nil {
 			m.add(self, x)
 		} else {
+			m.confine(x, e)
 			m.tend(x, e)
 		}
 	}
@@ -211,7 +217,7 @@ func dials(a, b *member.Record) bool {
 func (e *end) turned(self, x *member.Record) bool { return !e.up && e.dials != dials(self, x) }
 
 func (m *Mesh) add(self, x *member.Record) {
-	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now()}
+	e := &end{name: x.Name, key: x.Key, dials: dials(self, x), since: m.cfg.Now(), confined: !x.Roles.Transits()}
 	e.list, e.why = []netip.AddrPort{{}}, nil // from wherever the other begins
 	if e.dials {
 		var ready bool
@@ -221,7 +227,7 @@ func (m *Mesh) add(self, x *member.Record) {
 	}
 	for i, at := range e.list { // some may be of a family without a socket
 		e.at = i
-		if e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, at); e.why == nil {
+		if e.trunk, e.why = m.cfg.Trunks.Add(x.Name, x.GUID, at, e.confined); e.why == nil {
 			break
 		}
 	}
@@ -232,6 +238,20 @@ func (m *Mesh) add(self, x *member.Record) {
 	}
 	e.began = m.mono()
 	m.ends[x.GUID] = e
+}
+
+// confine applies the roles that the other end has by now.
+func (m *Mesh) confine(x *member.Record, e *end) {
+	confined := !x.Roles.Transits()
+	if confined == e.confined {
+		return
+	}
+	if err := m.cfg.Trunks.Confine(e.trunk, confined); err != nil {
+		m.cfg.Log.Error("the roles of a member are not applied to its trunk", "member", x.Name, "err", err)
+		return // next time
+	}
+	e.confined = confined
+	m.cfg.Log.Info("trunk", "member", x.Name, "confined", confined)
 }
 
 // tend has a trunk that is down try the next address, after patience at one.

@@ -26,11 +26,13 @@ type trunks struct {
 	next int
 	open map[int]string // "NAME GUID ADDRESS"
 	up   map[int]bool
-	log  []string
-	fail error // of Add
+	// confined are the trunks to confined members.
+	confined map[int]bool
+	log      []string
+	fail     error // of Add
 }
 
-func (t *trunks) Add(name string, node ib.GUID, at netip.AddrPort) (int, error) {
+func (t *trunks) Add(name string, node ib.GUID, at netip.AddrPort, confined bool) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.fail != nil {
@@ -42,9 +44,17 @@ func (t *trunks) Add(name string, node ib.GUID, at netip.AddrPort) (int, error) 
 	}
 	n := t.next
 	t.next++
+	t.confined[n] = confined
 	t.open[n] = fmt.Sprintf("%s %d %s", name, node, where)
 	t.log = append(t.log, "add "+t.open[n])
 	return n, nil
+}
+
+func (t *trunks) Confine(trunk int, confined bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.confined[trunk] = confined
+	return nil
 }
 
 func (t *trunks) Move(trunk int, at netip.AddrPort) error {
@@ -102,7 +112,7 @@ func roster(members ...member.Record) *member.Roster { return &member.Roster{Mem
 
 // start begins a mesh of a member in a bubble.
 func start(t *testing.T, self int, resolve func(context.Context, string) ([]netip.Addr, error)) (*Mesh, *trunks) {
-	k := &trunks{open: map[int]string{}, up: map[int]bool{}}
+	k := &trunks{open: map[int]string{}, up: map[int]bool{}, confined: map[int]bool{}}
 	m := New(Config{Self: ib.GUID(self), Trunks: k, Plan: All, Log: slog.New(slog.DiscardHandler), Now: time.Now,
 		Resolve: resolve})
 	m.Start()
@@ -152,6 +162,39 @@ func TestMembersComeAndGo(t *testing.T) {
 		k.expect(t, "m3 3 10.0.0.3:1")
 		m.Follow(roster(b, c))
 		k.expect(t)
+		m.Close()
+	})
+}
+
+// TestConfinedMembers: a member is confined unless a role permits it to forward packets of others, from the moment its
+// trunk is added, and as its roles change.
+func TestConfinedMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := start(t, 1, nil)
+		roles := []member.Role{member.Voter, member.Manager, member.Administrator, member.Spine, 0, member.Leaf}
+		list := []member.Record{rec(1, host, "10.0.0.1:1")}
+		for i, r := range roles {
+			list = append(list, rec(2+i, r, fmt.Sprintf("10.0.0.%d:1", 2+i)))
+		}
+		expect := func(when string, want map[string]bool) {
+			t.Helper()
+			synctest.Wait()
+			got := map[string]bool{}
+			k.set(func() {
+				for n, what := range k.open {
+					got[strings.Fields(what)[0]] = k.confined[n]
+				}
+			})
+			if !maps.Equal(got, want) {
+				t.Errorf("%s: confined %v, want %v", when, got, want)
+			}
+		}
+		m.Follow(roster(list...))
+		expect("new", map[string]bool{"m2": false, "m3": false, "m4": false, "m5": false, "m6": true, "m7": true})
+		list[1].Roles, list[5].Roles = 0, member.Spine
+		m.Follow(roster(list...))
+		time.Sleep(2 * lookEvery)
+		expect("later", map[string]bool{"m2": true, "m3": false, "m4": false, "m5": false, "m6": false, "m7": true})
 		m.Close()
 	})
 }

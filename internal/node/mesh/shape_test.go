@@ -23,11 +23,13 @@ type plugs struct {
 	next  int
 }
 
-func (p *plugs) Add(_ string, node ib.GUID, _ netip.AddrPort) (int, error) {
+func (p *plugs) Add(_ string, node ib.GUID, _ netip.AddrPort, _ bool) (int, error) {
 	p.next++
 	p.peers[p.next] = node
 	return p.next, nil
 }
+
+func (p *plugs) Confine(int, bool) error { return nil }
 
 func (p *plugs) Move(int, netip.AddrPort) error { return nil }
 

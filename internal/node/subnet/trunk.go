@@ -192,9 +192,10 @@ func (s *Subnet) peerGIDs() (list []ib.GID) {
 	return list
 }
 
-// AddTrunk opens a trunk to a peer, with a name for the log, and plugs it into the switch. It returns the peer's index;
-// ErrNoSwitchPort where no port is free. The lanes run; no lane may call it.
-func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
+// AddTrunk opens a trunk to a peer, with a name for people, and plugs it into the switch. If confined is set the peer
+// may send only packets of its own ports, and none that changes the subnet. AddTrunk returns the peer's index;
+// ErrNoSwitchPort if no port is free. The lanes run; no lane may call it.
+func (s *Subnet) AddTrunk(name string, p udp.Peer, confined bool) (peer int, err error) {
 	s.trunkMu.Lock()
 	defer s.trunkMu.Unlock()
 	first := s.lanes.First()
@@ -205,7 +206,7 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
 	if at := s.trunks.Peer(added); at.IsValid() {
 		s.faultsAt(added, at)
 	}
-	if e := s.Do(func() { err = s.plugTrunk(added, name) }); e != nil || err != nil {
+	if e := s.Do(func() { err = s.plugTrunk(added, name, confined) }); e != nil || err != nil {
 		first.Post(func() { s.trunks.RemovePeer(first.Now(), added) }) // also where the lane is stuck now
 		return 0, errors.Join(e, err)
 	}
@@ -213,7 +214,7 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer) (peer int, err error) {
 }
 
 // plugTrunk plugs the trunk to a peer into the highest free port of the switch.
-func (s *Subnet) plugTrunk(peer int, name string) error {
+func (s *Subnet) plugTrunk(peer int, name string, confined bool) error {
 	w := s.wiring.Load().Clone()
 	p := s.cfg.SwitchPorts
 	for p > 0 && w.Port[p].Kind != fabric.Nothing {
@@ -224,12 +225,28 @@ func (s *Subnet) plugTrunk(peer int, name string) error {
 	}
 	w.Trunk[peer] = uint8(p)
 	w.Port[p] = fabric.Plug{Kind: fabric.Peer, Number: uint16(peer)}
+	if confined {
+		w.Confined.Add(uint8(p))
+	}
 	s.wiring.Store(w)
 	t := &s.peers[peer] // an event may have preceded
 	t.name, t.port = name, uint8(p)
 	s.Dirty = true
 	s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
 	return nil
+}
+
+// Confine sets whether the peer of a trunk may send only packets of its own ports, and none that changes the subnet. No
+// lane may call it.
+func (s *Subnet) Confine(peer int, confined bool) error {
+	return s.Do(func() {
+		w := s.wiring.Load().Clone()
+		w.Confined.Remove(s.peers[peer].port)
+		if confined {
+			w.Confined.Add(s.peers[peer].port)
+		}
+		s.wiring.Store(w)
+	})
 }
 
 // MoveTrunk sets the address at which the other end of a trunk is reached from now on. No lane may call it.
@@ -270,6 +287,7 @@ func (s *Subnet) RemoveTrunk(peer int) error {
 			s.setLink(s.cfg.Now(), t.port, false)
 			w := s.wiring.Load().Clone()
 			w.Port[t.port], w.Trunk[peer] = fabric.Plug{}, 0
+			w.Confined.Remove(t.port)
 			s.wiring.Store(w)
 			s.Dirty = true
 		}
@@ -383,6 +401,10 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 		return list, nil
 	}
 	list = append(list, s.trusts...)
+	foreign, err := s.foreignDegraded()
+	if list = append(list, foreign...); err != nil {
+		return list, err
+	}
 	err = s.lanes.First().Query(func() {
 		for _, d := range s.trunks.Degraded() {
 			list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})

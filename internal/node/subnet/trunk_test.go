@@ -52,14 +52,14 @@ func TestTrunksAtRunTime(t *testing.T) {
 		})
 	}
 	for round := range 2 {
-		pa, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200})
+		pa, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200}, false)
 		if err != nil || pa != 0 || a.TrunkPort(pa) != 4 {
 			t.Fatalf("round %d: peer %d at port %d, %v", round, pa, a.TrunkPort(pa), err)
 		}
-		if _, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200}); err == nil {
+		if _, err := a.AddTrunk("b", udp.Peer{Addr: at[1], Node: 0x200}, false); err == nil {
 			t.Error("the same peer was added twice")
 		}
-		if _, err := b.AddTrunk("a", udp.Peer{Anywhere: true, Node: 0x100}); err != nil {
+		if _, err := b.AddTrunk("a", udp.Peer{Anywhere: true, Node: 0x100}, false); err != nil {
 			t.Fatal(err)
 		}
 		until("the link", func() bool { return linkUp(a, 4) && linkUp(b, 4) })
@@ -90,7 +90,7 @@ func TestTrunksAtRunTime(t *testing.T) {
 	}
 	// Ports of the switch end first.
 	for i := range 5 {
-		_, err := a.AddTrunk("x", udp.Peer{Addr: netip.AddrPortFrom(at[0].Addr(), uint16(10000+i))})
+		_, err := a.AddTrunk("x", udp.Peer{Addr: netip.AddrPortFrom(at[0].Addr(), uint16(10000+i))}, false)
 		if (i == 4) != errors.Is(err, ErrNoSwitchPort) {
 			t.Errorf("trunk %d: %v", i, err)
 		}
@@ -154,7 +154,7 @@ func TestTrunksOfStuckLane(t *testing.T) {
 	condtest.Until(t, "the sockets of trunks receive", func() bool { return received() > 0 })
 
 	p := udp.Peer{Addr: netip.AddrPortFrom(at.Addr(), 10000), Node: 0x200}
-	add := func() error { _, err := s.AddTrunk("b", p); return err }
+	add := func() error { _, err := s.AddTrunk("b", p, false); return err }
 	if err := stuck(add); !errors.Is(err, lane.ErrStuck) {
 		t.Fatal(err)
 	}

@@ -69,6 +69,9 @@ func (l *Link) foreignPKey(peer int) { l.foreign(peer).PKeys++ }
 // foreign returns the counts of a peer for a packet that arrives now.
 func (l *Link) foreign(peer int) *Foreign {
 	f := &l.peers[peer].Foreign
+	if f.Newest.IsZero() || l.now.Sub(f.Newest) > foreignPause {
+		f.Since = l.now
+	}
 	f.Newest = l.now
 	return f
 }

@@ -81,7 +81,7 @@ func TestConfinedData(t *testing.T) {
 				t.Errorf("%s, 9B %v: %d packets passed", c.name, native, passed)
 			}
 			if c.want != (Foreign{}) {
-				c.want.Newest = 1
+				c.want.Newest, c.want.Since = 1, 1
 			}
 			if f != c.want {
 				t.Errorf("%s, 9B %v: counted %+v, want %+v", c.name, native, f, c.want)

@@ -17,6 +17,7 @@ package fabric
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"weft/internal/fabric/vswitch"
 	"weft/internal/proto/counters"
@@ -157,8 +158,13 @@ type Foreign struct {
 	// Sources are packets with a LID of another node, PKeys those with a P_Key that no port of the node has, and SMPs
 	// are subnet management packets that change the subnet, or answer for another node.
 	Sources, PKeys, SMPs uint64
-	Newest               mono.Time // when the newest arrived; 0: none has
+	// Newest is when the newest arrived, and Since when the first of those arrived that followed each other by less
+	// than foreignPause; 0: none has.
+	Newest, Since mono.Time
 }
+
+// foreignPause is the silence after which a packet begins another series in Foreign.
+const foreignPause = 10 * time.Second
 
 // Limits.
 const (
