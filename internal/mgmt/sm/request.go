@@ -159,12 +159,12 @@ func (q *requests) build(r *request, d *mad.Datagram) {
 	s.Append(d.Data[:0])
 }
 
-// answered matches an answer with its request.
-func (q *requests) answered(now mono.Time, s *mad.SMP) {
+// answered matches an answer, from the LID slid, with its request. Hosts can guess transaction identifiers: the answer
+// has to come from where the request went.
+func (q *requests) answered(now mono.Time, s *mad.SMP, slid ib.LID) {
 	r := q.slots[uint8(s.TransactionID)]
 	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr ||
-		s.AttributeModifier != r.mod ||
-		s.Directed() != (r.lid == 0) || s.Directed() && (!s.D || int(s.HopCount) != len(r.path)) {
+		s.AttributeModifier != r.mod || !r.isFrom(s, slid) {
 		q.Stray++
 		return
 	}
@@ -175,6 +175,14 @@ func (q *requests) answered(now mono.Time, s *mad.SMP) {
 		r.sweep.heardOf(r.ref.Node, now)
 	}
 	q.finish(now, r, s)
+}
+
+// isFrom reports whether an answer, from the LID slid, took the route of the request.
+func (r *request) isFrom(s *mad.SMP, slid ib.LID) bool {
+	if r.lid != 0 {
+		return !s.Directed() && slid == r.lid
+	}
+	return s.Directed() && s.D && int(s.HopCount) == len(r.path) && bytes.Equal(s.InitialPath[1:1+len(r.path)], r.path)
 }
 
 // expire ends requests without repetitions left.

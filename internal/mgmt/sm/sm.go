@@ -495,7 +495,7 @@ func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 	}
 	switch {
 	case s.Method == mad.MethodGetResp:
-		m.requests.answered(now, s)
+		m.requests.answered(now, s, d.SLID)
 		m.advance(now)
 	case s.Method == mad.MethodTrap && s.AttributeID == mad.AttrNotice:
 		m.trap(now, d, s)
