@@ -69,9 +69,7 @@ func (n *Node) followRoster(r *member.Roster) {
 		n.mesh.Follow(r)
 	}
 	if x := r.ByGUID(n.identity); x != nil && n.sub != nil {
-		// Neither fails unless the node ends.
-		n.sub.Rename(x.Name)
-		n.sub.SetManages(x.Roles.Has(member.Manager))
+		n.sub.SetMember(x.Name, x.Roles.Has(member.Manager)) // else the node ends
 	}
 }
 

@@ -111,8 +111,9 @@ type Manager struct {
 	Roots  []string `json:"roots" order:"value"` // GUIDs of switches, for updn
 	// MKey is the source of the M_Key that protects the ports: "store", "node"
 	// (its --m-key-file), or empty: there is none. MKeyProtect is its
-	// protection, MKeyLeaseS the seconds after which it lapses without a manager.
+	// protection, MKeyLeaseS the seconds after which it lapses without a manager. MKeyPerPort: each port has its own.
 	MKey        string         `json:"m_key"`
+	MKeyPerPort bool           `json:"m_key_per_port"`
 	MKeyProtect int            `json:"m_key_protect"`
 	MKeyLeaseS  int            `json:"m_key_lease_s"`
 	Sweeping    string         `json:"sweeping"`                              // why, while a sweep goes on

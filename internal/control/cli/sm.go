@@ -122,7 +122,11 @@ var noteColumns = []column[api.Note]{
 }
 
 func mkeyText(m *api.Manager) string {
-	return fmt.Sprintf("protection %d, lapses %v after the last manager with it is gone", m.MKeyProtect,
+	ports := "one for all ports"
+	if m.MKeyPerPort {
+		ports = "one for each port"
+	}
+	return fmt.Sprintf("%s, protection %d, lease %v", ports, m.MKeyProtect,
 		time.Duration(m.MKeyLeaseS)*time.Second)
 }
 
@@ -144,7 +148,9 @@ does, else minhop:
   ftree    fat trees of two and three levels
 
 The M_Key protects the tables of the ports: a manager without it can read them
-and change nothing. Managers that share a store draw one by themselves.
+and change nothing. Managers that share a store draw a secret by themselves,
+which gives each port its own M_Key, and so does "random". A number is the M_Key
+of all ports. With --m-key-protect 2 or 3 all ports have one in any case.
 Managers with separate stores need the same M_Key each: run this command at each
 of their nodes, or start them with "weft up --m-key-file". A manager without the
 M_Key can take over only when the lease has passed without a manager with it.`,

@@ -465,7 +465,7 @@ func (m *Manager) setKey(k MKey, rev store.Rev) {
 		return
 	}
 	m.keyRev = rev
-	if k.Key == m.key.Key && slices.Equal(k.Before, m.key.Before) {
+	if slices.Equal(k.keys(0), m.key.keys(0)) {
 		return
 	}
 	m.key = k

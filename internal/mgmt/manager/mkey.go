@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 
+	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/store"
 )
 
@@ -18,19 +19,26 @@ import (
 // intent because it is a secret.
 const KeyMKey = "subnet/m_key"
 
-// MKey is the M_Key of the subnet as the store keeps it (IBA volume 1, 14.2.4).
+// MKey is the M_Key of the subnet as the store keeps it (IBA volume 1, 14.2.4): Key for all ports, or Secret, from
+// which each port has its own.
 type MKey struct {
 	Version int    `json:"version"` // MKeyVersion
 	Key     uint64 `json:",omitempty"`
+	Secret  []byte `json:",omitempty"` // secretLen octets
 	Off     bool   `json:",omitempty"` // there shall be none
-	// Before are earlier keys, the latest first: ports that were away have them.
-	Before []uint64 `json:",omitempty"`
+	// Before and SecretsBefore are earlier ones, the latest first: ports that were away have them.
+	Before        []uint64 `json:",omitempty"`
+	SecretsBefore [][]byte `json:",omitempty"`
 }
 
-// MKeyVersion is the version of MKey that this package writes.
-const MKeyVersion = 1
+// MKeyVersion is the newest version of MKey that this package reads. Version 1 has no secrets; a value without a secret
+// is written as version 1, which earlier programs read.
+const MKeyVersion = 2
 
-// keysBefore is how many earlier keys are remembered.
+// secretLen is the length of a secret.
+const secretLen = len(sm.MKey{}.Secret)
+
+// keysBefore is how many earlier keys, and earlier secrets, are remembered.
 const keysBefore = 8
 
 // Default protection of ports: a manager without the key can read, and the key is not returned; and
@@ -42,14 +50,59 @@ const (
 	MinLease = 15
 )
 
-// Set makes k the key from now on; 0 is none.
+// Set makes k the key of all ports from now on; 0 is none.
 func (m *MKey) Set(k uint64) {
-	if m.Key != 0 && m.Key != k {
+	m.retire()
+	m.Before = slices.DeleteFunc(m.Before, func(old uint64) bool { return old == k })
+	m.Key, m.Off = k, k == 0
+}
+
+// Renew draws a secret: each port has another M_Key from now on, its own.
+func (m *MKey) Renew() {
+	m.retire()
+	m.Secret, m.Off = make([]byte, secretLen), false
+	rand.Read(m.Secret) // never fails
+}
+
+// retire makes what is in force an earlier key.
+func (m *MKey) retire() {
+	if m.Key != 0 && !slices.Contains(m.Before, m.Key) {
 		m.Before = append([]uint64{m.Key}, m.Before...)
 		m.Before = m.Before[:min(len(m.Before), keysBefore)]
 	}
-	m.Before = slices.DeleteFunc(m.Before, func(old uint64) bool { return old == k })
-	m.Key, m.Off = k, k == 0
+	if m.Secret != nil {
+		m.SecretsBefore = append([][]byte{m.Secret}, m.SecretsBefore...)
+		m.SecretsBefore = m.SecretsBefore[:min(len(m.SecretsBefore), keysBefore)]
+	}
+	m.Key, m.Secret = 0, nil
+}
+
+// IsNone reports whether there is neither a key nor a secret.
+func (m *MKey) IsNone() bool { return m.Key == 0 && m.Secret == nil }
+
+// keys returns the keys of ports by m, the one in force first; none is the zero value. With protection 2 or 3 a port
+// answers no request without its key, so that a manager that starts anew, and does not know yet which port is where,
+// could not find it: then a secret gives all ports one key. The other form of each is among the earlier ones.
+func (m *MKey) keys(protect uint8) (list []sm.MKey) {
+	list = append(list, sm.MKey{All: m.Key})
+	for i, b := range append([][]byte{m.Secret}, m.SecretsBefore...) {
+		if len(b) != secretLen {
+			continue
+		}
+		own := sm.MKey{Secret: [secretLen]byte(b)}
+		forms := []sm.MKey{own, own.ForAll()}
+		if protect > 1 {
+			slices.Reverse(forms)
+		}
+		if i == 0 {
+			list = list[:0]
+		}
+		list = append(list, forms...)
+	}
+	for _, k := range m.Before {
+		list = append(list, sm.MKey{All: k})
+	}
+	return list
 }
 
 // RandomMKey draws a key.
@@ -69,17 +122,30 @@ func parseMKey(b []byte) (k MKey, err error) {
 	if err := dec.Decode(&k); err != nil {
 		return k, fmt.Errorf("read %s: it is no M_Key", KeyMKey) // what it is instead may be one
 	}
-	if k.Version != MKeyVersion {
-		return k, fmt.Errorf("read %s: version %d, this program knows %d", KeyMKey, k.Version, MKeyVersion)
+	if k.Version < 1 || k.Version > MKeyVersion {
+		return k, fmt.Errorf("read %s: version %d, this program knows 1 to %d", KeyMKey, k.Version, MKeyVersion)
+	}
+	for _, b := range append([][]byte{k.Secret}, k.SecretsBefore...) {
+		if b != nil && len(b) != secretLen {
+			return k, fmt.Errorf("read %s: a secret of %d octets, want %d", KeyMKey, len(b), secretLen)
+		}
 	}
 	return k, nil
+}
+
+// encode writes m in the earliest version that can have it.
+func (m MKey) encode() ([]byte, error) {
+	if m.Version = 1; m.Secret != nil || m.SecretsBefore != nil {
+		m.Version = MKeyVersion
+	}
+	return json.Marshal(m)
 }
 
 // EditMKey changes the M_Key in a store, in one transaction with the entry of the history: edit gets it as it is, and
 // may be called several times. It may be called on any goroutine.
 func EditMKey(ctx context.Context, s store.Store, c Change, edit func(*MKey)) error {
 	return editEntry(ctx, s, KeyMKey, c, func(value []byte) ([]byte, error) {
-		k := MKey{Version: MKeyVersion}
+		var k MKey
 		if value != nil {
 			var err error
 			if k, err = parseMKey(value); err != nil {
@@ -87,7 +153,7 @@ func EditMKey(ctx context.Context, s store.Store, c Change, edit func(*MKey)) er
 			}
 		}
 		edit(&k)
-		return json.Marshal(k)
+		return k.encode()
 	})
 }
 
@@ -110,7 +176,9 @@ func (m *Manager) loadMKey(ctx context.Context, term *store.Term) (MKey, store.R
 		case !m.cfg.Shared || m.cfg.MKey != 0:
 			return MKey{}, 0, nil
 		}
-		b, err := json.Marshal(MKey{Version: MKeyVersion, Key: RandomMKey()})
+		var k MKey
+		k.Renew()
+		b, err := k.encode()
 		if err != nil {
 			return MKey{}, 0, err
 		}
@@ -133,15 +201,15 @@ func (m *Manager) wanted() (i Intent, source string) {
 	i = m.intent
 	s := &i.Subnet
 	s.Partitions = m.partitions()
-	s.MKey, source = m.key.Key, MKeyOfStore
-	s.MKeysBefore = slices.Clone(m.key.Before)
-	if own := m.cfg.MKey; own != 0 {
-		if s.MKey != 0 && s.MKey != own {
-			s.MKeysBefore = append([]uint64{s.MKey}, s.MKeysBefore...)
-		}
-		s.MKey, source = own, MKeyOfNode
+	keys := m.key.keys(s.MKeyProtect)
+	source = MKeyOfStore
+	if own := (sm.MKey{All: m.cfg.MKey}); !own.IsNone() {
+		keys = append([]sm.MKey{own}, slices.DeleteFunc(keys, func(k sm.MKey) bool { return k == own })...)
+		source = MKeyOfNode
 	}
-	if s.MKey == 0 {
+	s.MKey = keys[0]
+	s.MKeysBefore = slices.DeleteFunc(keys[1:], sm.MKey.IsNone)
+	if s.MKey.IsNone() {
 		return i, ""
 	}
 	if s.MKeyProtect == 0 {

@@ -3,12 +3,14 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 
+	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/store"
 )
 
@@ -23,33 +25,58 @@ func TestMKeyIsShared(t *testing.T) {
 	a := begin(t, "a", first, shared)
 	a.until("the first brings the port up", a.active)
 	k := load[MKey](t, mem, KeyMKey)
-	guarded := func(n *node, key uint64) func() bool {
+	protect := uint8(1)
+	guarded := func(n *node, key sm.MKey) func() bool {
 		return func() bool {
 			c, s := n.ca.Port(1), n.sw.Port(0)
-			return c.MKey == key && s.MKey == key && c.MKeyProtectBits == 1 && c.MKeyLeasePeriod == 60
+			return c.MKey == key.Of(n.ca.Config().PortGUID) && s.MKey == key.Of(n.sw.Config().PortGUID) &&
+				c.MKeyProtectBits == protect && c.MKeyLeasePeriod == 60
 		}
 	}
-	if k.Key == 0 || !guarded(a, k.Key)() {
+	if k.Version != 2 || k.Key != 0 || len(k.Secret) != secretLen {
+		t.Fatalf("%+v", k)
+	}
+	own := sm.MKey{Secret: [secretLen]byte(k.Secret)}
+	if !guarded(a, own)() || a.ca.Port(1).MKey == a.sw.Port(0).MKey {
 		t.Fatalf("%+v, the port has %#x", k, a.ca.Port(1).MKey)
 	}
 	b := begin(t, "b", mem, shared)
 	defer b.m.Close()
 	first.Kill()
 	b.until("the second takes over", b.active)
-	if !guarded(b, k.Key)() || load[MKey](t, mem, KeyMKey).Key != k.Key {
+	if !guarded(b, own)() || !bytes.Equal(load[MKey](t, mem, KeyMKey).Secret, k.Secret) {
 		t.Errorf("the port has %#x", b.ca.Port(1).MKey)
 	}
-	if s := b.m.Status(); s.MKeyFrom != MKeyOfStore || !s.Keyed || s.MKeyLease != 60 || s.Switches != 1 {
+	if s := b.m.Status(); s.MKeyFrom != MKeyOfStore || !s.Keyed || !s.KeyPerPort || s.MKeyLease != 60 ||
+		s.Switches != 1 {
 		t.Errorf("%+v", s)
 	}
 	a.until("the first notices", func() bool { return !a.m.Status().Elected })
 	a.m.Close()
 
 	ctx := context.Background()
+	setProtect := func(to uint8) {
+		protect = to
+		if err := EditIntent(ctx, mem, func(i *Intent) error { i.Subnet.MKeyProtect = to; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setProtect(2)
+	b.until("ports that hide from managers without their key have the same", guarded(b, own.ForAll()))
+	setProtect(1)
+	b.until("ports have their own again", guarded(b, own))
+	if err := EditMKey(ctx, mem, Change{}, (*MKey).Renew); err != nil {
+		t.Fatal(err)
+	}
+	next := load[MKey](t, mem, KeyMKey)
+	if len(next.SecretsBefore) != 1 || !bytes.Equal(next.SecretsBefore[0], k.Secret) {
+		t.Errorf("%+v", next)
+	}
+	b.until("the keys of another secret reach the ports", guarded(b, sm.MKey{Secret: [secretLen]byte(next.Secret)}))
 	if err := EditMKey(ctx, mem, Change{}, func(m *MKey) { m.Set(77) }); err != nil {
 		t.Fatal(err)
 	}
-	b.until("another key reaches the ports", guarded(b, 77))
+	b.until("one key reaches the ports", guarded(b, sm.MKey{All: 77}))
 	if err := EditIntent(ctx, mem, func(i *Intent) error { i.Subnet.MKeyLease = 20; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +138,35 @@ func TestMKeyOfNode(t *testing.T) {
 	b.until("the port comes up", b.active)
 	if b.ca.Port(1).MKey != 9 || b.m.Status().MKeyFrom != MKeyOfNode || len(b.m.Status().Problems) != 0 {
 		t.Errorf("%#x, %+v", b.ca.Port(1).MKey, b.m.Status())
+	}
+}
+
+// TestMKeyVersions: programs that know no secrets read what has none; a secret of another length is refused.
+func TestMKeyVersions(t *testing.T) {
+	var m MKey
+	m.Set(5)
+	if b, err := m.encode(); err != nil || string(b) != `{"version":1,"Key":5}` {
+		t.Errorf("%s, %v", b, err)
+	}
+	m.Renew()
+	b, err := m.encode()
+	if err != nil || !strings.HasPrefix(string(b), `{"version":2,"Secret":"`) || m.Key != 0 || m.Before[0] != 5 {
+		t.Errorf("%s, %v", b, err)
+	}
+	if got, err := parseMKey(b); err != nil || !bytes.Equal(got.Secret, m.Secret) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range []string{`{"version":0}`, `{"version":3}`, `{"version":2,"Secret":"AAAA"}`,
+		`{"version":2,"SecretsBefore":["AAAA"]}`} {
+		if _, err := parseMKey([]byte(bad)); err == nil || strings.Contains(err.Error(), "AAAA") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	for range 20 {
+		m.Renew()
+	}
+	if len(m.SecretsBefore) != keysBefore {
+		t.Errorf("%d earlier secrets", len(m.SecretsBefore))
 	}
 }
 

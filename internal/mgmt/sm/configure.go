@@ -79,7 +79,8 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 		master := s.base.lids.of(s.base.cfg.PortGUID)
 		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
 		w.GIDPrefix, w.SubnetTimeOut = s.base.intent.Prefix, s.base.intent.SubnetTimeout
-		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
+		w.MKey = s.base.intent.MKey.Of(p.GUID)
+		w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKeyProtect, s.base.intent.MKeyLease
 		// A port that was not in the subnet has lost its groups and subscriptions, even if it did not detect that.
 		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 &&
 			(!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||

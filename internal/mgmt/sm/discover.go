@@ -90,7 +90,7 @@ func (s *sweep) request(method mad.Method, attr mad.AttributeID, mod uint32, pat
 func (s *sweep) probe(path []uint8, behind topo.Ref, nth int) {
 	r := s.request(mad.MethodGet, mad.AttrNodeInfo, 0, path, behind, s.gotNodeInfo)
 	r.probe = true
-	r.mkey, r.nth = s.base.intent.knownKey(nth), nth
+	r.mkey, r.nth = s.base.intent.knownKey(nth).All, nth
 	if nth > 0 {
 		s.requests.dead = slices.DeleteFunc(s.requests.dead, func(d []uint8) bool { return slices.Equal(d, path) })
 		return
@@ -128,10 +128,11 @@ func (s *sweep) gotLink(now mono.Time, r *request, a *mad.SMP) {
 // gotNodeInfo adds a node to the model, or a link to one that is there.
 func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	from := r.ref
-	switch {
-	case a == nil && r.nth < len(s.base.intent.MKeysBefore):
-		s.probe(r.path, from, r.nth+1)
+	if next, ok := s.base.intent.nextForAll(r.nth + 1); ok && a == nil {
+		s.probe(r.path, from, next)
 		return
+	}
+	switch {
 	case a == nil && !from.IsNone():
 		s.quiet = append(s.quiet, from)
 		s.base.silent[silentKey{s.t.Nodes[from.Node].Info.NodeGUID, from.Port}] = true
@@ -239,7 +240,7 @@ func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
 	known := int32(len(s.t.Nodes))
 	s.ports += int(i.NumPorts)
 	s.byGUID[i.NodeGUID] = known
-	if r.nth > 0 {
+	if r.nth > 0 && r.mkey != 0 {
 		s.keys[known] = r.mkey
 	}
 	s.t.Nodes = append(s.t.Nodes, topo.Node{Info: *i, Path: slices.Clone(r.path)})

@@ -15,6 +15,7 @@ import (
 // remote is another manager.
 type remote struct {
 	info mad.SMInfo
+	port ib.GUID
 	path []uint8
 	lid  ib.LID
 }
@@ -71,7 +72,7 @@ func (s *sweep) queryManager(r topo.Ref) {
 
 // gotOther records another manager.
 func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
-	o := remote{path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
+	o := remote{port: s.t.Port(r.ref).GUID, path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
 	if a == nil || a.Status != mad.StatusOK {
 		s.mute = true
 		s.starting = append(s.starting, o) // its port has the capability, but no manager answers yet
@@ -177,7 +178,7 @@ func (m *Manager) requestSM(method mad.Method, mod uint32, o *remote, done answe
 	}
 	m.requests.orders++
 	r := m.requests.add(method, mad.AttrSMInfo, mod, o.path, done)
-	r.mkey = m.intent.MKey
+	r.mkey = m.intent.MKey.Of(o.port)
 	if o.lid != 0 && m.selfLID != 0 && (method == mad.MethodGet || o.path == nil) {
 		r.lid = o.lid
 	}
@@ -256,7 +257,7 @@ func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
 func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	var from mad.SMInfo
 	from.Parse(s.Data[:])
-	back := remote{info: from, lid: d.SLID}
+	back := remote{info: from, port: from.GUID, lid: d.SLID}
 	if s.Directed() {
 		back.lid = 0
 		for h := int(s.HopCount); h > 0; h-- {
@@ -265,7 +266,7 @@ func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	}
 	status := mad.StatusOK
 	// A Set must bear the M_Key of the subnet, if it has one. The acknowledgement of a handover need not.
-	if s.Method == mad.MethodSet && m.intent.MKey != 0 && s.MKey != m.intent.MKey &&
+	if key := m.intent.MKey.Of(m.cfg.PortGUID); s.Method == mad.MethodSet && key != 0 && s.MKey != key &&
 		!(s.AttributeModifier == mad.SMAcknowledge && m.handover.to == from.GUID && from.GUID != 0) {
 		m.DropMKey++
 		return

@@ -310,7 +310,7 @@ func TestLanes(t *testing.T) {
 // with the right key continues.
 func TestMKey(t *testing.T) {
 	s := newSmall(1)
-	m := s.Attach(s.c1, sm.Config{}, sm.Intent{MKey: 5, MKeyProtect: 2}, sm.Observations{})
+	m := s.Attach(s.c1, sm.Config{}, sm.Intent{MKey: sm.MKey{All: 5}, MKeyProtect: 2}, sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)
 	if p := s.c3.Agent.Port(1); p.MKey != 5 || p.MKeyProtectBits != 2 {
 		t.Errorf("%+v", p)
@@ -323,7 +323,7 @@ func TestMKey(t *testing.T) {
 		t.Errorf("%+v", m.Status())
 	}
 	s.Detach(s.c1)
-	m = s.Attach(s.c1, sm.Config{}, sm.Intent{MKey: 5}, o)
+	m = s.Attach(s.c1, sm.Config{}, sm.Intent{MKey: sm.MKey{All: 5}}, o)
 	settle(t, s.Fabric, m, time.Second)
 	if p := s.c3.Agent.Port(1); p.MKey != 5 || p.MKeyProtectBits != 0 {
 		t.Errorf("%+v", p)

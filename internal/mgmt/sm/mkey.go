@@ -3,6 +3,9 @@
 package sm
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
 	"time"
 
 	"weft/internal/mgmt/sm/topo"
@@ -15,12 +18,58 @@ import (
 // have it, and to all requesters after its lease has ended; if it does not report one, requests bear the key of the
 // intent. A protected port that does not report its key has an unknown one.
 
+// MKey tells the M_Key of each port. The zero value is none for all of them.
+type MKey struct {
+	// All is the M_Key of every port. If it is 0 each port has its own, derived from Secret and its GUID: a host
+	// that reads the M_Key of one port has no other.
+	All uint64
+	// Secret is not all zeros if ports have M_Keys of their own.
+	Secret [32]byte
+}
+
+// IsNone reports whether no port has an M_Key.
+func (k MKey) IsNone() bool { return k == MKey{} }
+
+// Of returns the M_Key of the port with a GUID, 0 if it has none.
+func (k MKey) Of(port ib.GUID) uint64 {
+	if k.All != 0 || k.IsNone() {
+		return k.All
+	}
+	for salt := byte(0); ; salt++ {
+		h := hmac.New(sha256.New, k.Secret[:])
+		h.Write(binary.BigEndian.AppendUint64([]byte{'M', 'K', 'e', 'y', salt}, uint64(port)))
+		if key := binary.BigEndian.Uint64(h.Sum(nil)); key != 0 {
+			return key
+		}
+	}
+}
+
+// ForAll returns the M_Key that all ports have instead of keys of their own. It does not tell those.
+func (k MKey) ForAll() MKey {
+	if k.All == 0 && !k.IsNone() {
+		// No port has the GUID 0.
+		return MKey{All: k.Of(0)}
+	}
+	return k
+}
+
 // knownKey returns the nth key that a port may have, that of the intent first.
-func (i *Intent) knownKey(nth int) uint64 {
+func (i *Intent) knownKey(nth int) MKey {
 	if nth == 0 {
 		return i.MKey
 	}
 	return i.MKeysBefore[nth-1]
+}
+
+// nextForAll returns the number of the next key from nth on that is the same for every port: requests to a node that is
+// not known yet can bear no other. ok is false if there is none.
+func (i *Intent) nextForAll(nth int) (next int, ok bool) {
+	for ; nth <= len(i.MKeysBefore); nth++ {
+		if i.knownKey(nth).All != 0 {
+			return nth, true
+		}
+	}
+	return 0, false
 }
 
 // isClosed reports whether a port is protected by a key that its answer does not contain. A port without a key that
@@ -30,18 +79,22 @@ func isClosed(i *mad.PortInfo) bool { return i.MKey == 0 && i.MKeyProtectBits !=
 // keyFor returns the M_Key for requests to the node of r.
 func (s *sweep) keyFor(r topo.Ref) uint64 {
 	if s.t == nil || r.IsNone() {
-		return s.base.intent.MKey
+		return s.base.intent.MKey.Of(s.base.cfg.PortGUID)
 	}
 	if n := &s.t.Nodes[r.Node]; n.IsSwitch() {
 		r.Port = 0
 	}
-	if p := s.t.Port(r); p != nil && p.Info.MKey != 0 {
+	p := s.t.Port(r)
+	if p != nil && p.Info.MKey != 0 {
 		return p.Info.MKey
 	}
 	if k, ok := s.keys[r.Node]; ok {
 		return k
 	}
-	return s.base.intent.MKey
+	if p == nil {
+		return s.base.intent.MKey.All
+	}
+	return s.base.intent.MKey.Of(p.GUID)
 }
 
 // tryKey requests the PortInfo of a closed port with the next key that it may have. It reports false if the port is
@@ -52,7 +105,7 @@ func (s *sweep) tryKey(r *request, i *mad.PortInfo) bool {
 	}
 	q := s.request(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotPortInfo)
 	q.nth = r.nth + 1
-	q.mkey = s.base.intent.knownKey(q.nth)
+	q.mkey = s.base.intent.knownKey(q.nth).Of(s.t.Port(r.ref).GUID)
 	return true
 }
 
@@ -61,12 +114,13 @@ func (s *sweep) tryKey(r *request, i *mad.PortInfo) bool {
 func (s *sweep) claim() {
 	for r := range s.t.EndPorts() {
 		i := &s.t.Port(r).Info
-		closed := isClosed(i)
-		if i.PortState == 0 || !closed && (i.MKey == 0 || i.MKey == s.base.intent.MKey) {
+		closed, key := isClosed(i), s.base.intent.MKey.Of(s.t.Port(r).GUID)
+		if i.PortState == 0 || !closed && (i.MKey == 0 || i.MKey == key) {
 			continue
 		}
 		w := *i
-		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod, w.ClientReregister = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease, false
+		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = key, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
+		w.ClientReregister = false
 		q := s.setPort(r, w, ib.PortNoChange)
 		q.done, q.stern = s.gotClaimed, closed
 	}
@@ -80,7 +134,7 @@ func (s *sweep) gotClaimed(now mono.Time, r *request, a *mad.SMP) {
 		s.guard(r.ref)
 	default: // the port may have changed its key and the answer may be lost
 		q := s.request(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotClaim)
-		q.mkey = s.base.intent.MKey
+		q.mkey = s.base.intent.MKey.Of(s.t.Port(r.ref).GUID)
 	}
 }
 
@@ -129,7 +183,7 @@ func (m *Manager) keyOf(lid ib.LID) uint64 {
 // of them may be dropped.
 func (m *Manager) scheduleKeyRenewal(now mono.Time) {
 	m.renewAt = 0
-	if m.intent.MKey != 0 && m.intent.MKeyLease != 0 {
+	if !m.intent.MKey.IsNone() && m.intent.MKeyLease != 0 {
 		m.renewAt = now.Add(time.Duration(m.intent.MKeyLease) * time.Second / 3)
 	}
 }

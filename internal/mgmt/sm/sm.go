@@ -83,14 +83,14 @@ func (c *Config) fill() {
 type Intent struct {
 	Prefix uint64 `json:",omitempty"` // GID prefix; 0 is the default one
 	LMC    uint8  `json:",omitempty"` // 2^LMC LIDs for each port of an adapter
-	// MKey guards every port against other managers; 0 is none. It is a secret and not stored with the rest.
-	// MKeysBefore are earlier keys that ports may still have.
-	MKey          uint64   `json:"-"`
-	MKeysBefore   []uint64 `json:"-"`
-	MKeyProtect   uint8    `json:",omitempty"`
-	MKeyLease     uint16   `json:",omitempty"` // seconds; 0 never ends
-	SubnetTimeout uint8    `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
-	MaxMTU        ib.MTU   `json:",omitempty"` // 0 is no limit
+	// MKey guards every port against other managers. It is a secret and not stored with the rest. MKeysBefore are
+	// earlier keys that ports may still have.
+	MKey          MKey   `json:"-"`
+	MKeysBefore   []MKey `json:"-"`
+	MKeyProtect   uint8  `json:",omitempty"`
+	MKeyLease     uint16 `json:",omitempty"` // seconds; 0 never ends
+	SubnetTimeout uint8  `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
+	MaxMTU        ib.MTU `json:",omitempty"` // 0 is no limit
 	// Enforce makes switches drop packets of partitions of which the adapter at their port is not a member.
 	Enforce    bool        `json:",omitempty"`
 	Partitions []Partition `json:",omitempty"`
@@ -288,11 +288,11 @@ func (m *Manager) setIntent(i Intent) {
 	if i.SubnetTimeout == 0 {
 		i.SubnetTimeout = 18
 	}
-	if i.MKey == 0 {
+	if i.MKey.IsNone() {
 		i.MKeyProtect, i.MKeyLease = 0, 0
 	}
-	if was := m.intent.MKey; was != 0 && was != i.MKey && !slices.Contains(i.MKeysBefore, was) {
-		i.MKeysBefore = append([]uint64{was}, i.MKeysBefore...)
+	if was := m.intent.MKey; !was.IsNone() && was != i.MKey && !slices.Contains(i.MKeysBefore, was) {
+		i.MKeysBefore = append([]MKey{was}, i.MKeysBefore...)
 	}
 	m.intent = i
 	m.intents++

@@ -107,8 +107,9 @@ type Status struct {
 	Engine string
 	Roots  []ib.GUID `json:",omitempty"`
 	// Keyed means that an M_Key guards the ports, with MKeyProtect and for MKeyLease seconds after the last request
-	// of the manager.
+	// of the manager. KeyPerPort means that each port has its own.
 	Keyed       bool
+	KeyPerPort  bool           `json:",omitempty"`
 	MKeyProtect uint8          `json:",omitempty"`
 	MKeyLease   uint16         `json:",omitempty"`
 	Routed      string         `json:",omitempty"`
@@ -127,7 +128,9 @@ func (m *Manager) Status() Status {
 	s := Status{State: stateName(m.state), PortGUID: m.cfg.PortGUID, LID: m.selfLID, Priority: m.cfg.Priority,
 		Permitted: m.permitted,
 		Token:     m.token, Engine: m.engine.Name(), Roots: append([]ib.GUID(nil), m.intent.Roots...),
-		Keyed: m.intent.MKey != 0, MKeyProtect: m.intent.MKeyProtect, MKeyLease: m.intent.MKeyLease, Sweeps: append([]SweepRecord(nil), m.sweeps...),
+		Keyed: !m.intent.MKey.IsNone(), KeyPerPort: m.intent.MKey.All == 0 && !m.intent.MKey.IsNone(),
+		MKeyProtect: m.intent.MKeyProtect, MKeyLease: m.intent.MKeyLease,
+		Sweeps:   append([]SweepRecord(nil), m.sweeps...),
 		Problems: append([]Problem(nil), m.problems...), Notes: append([]Note(nil), m.notes...),
 		Counters: map[string]uint64{"sent": q.Sent, "resent": q.Resent, "answered": q.Answered,
 			"unanswered": q.Unanswered, "stray": q.Stray,

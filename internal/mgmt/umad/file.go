@@ -268,8 +268,7 @@ func (f *File) write(h *Header, b []byte) Errno {
 			return EPERM
 		}
 		if !f.hub.view.Manages() {
-			f.hub.Stats.NotManager++
-			return EPERM
+			return f.hub.notManager(f.hub.now)
 		}
 	}
 	if a.rmpp != nil && m.MgmtClass.HasRMPP() {

@@ -24,8 +24,7 @@ func (h *Hub) OpenIsSM(now mono.Time, function uint16, wait bool, granted func(E
 		return i
 	}
 	if !h.view.Manages() {
-		h.Stats.NotManager++
-		granted(EPERM)
+		granted(h.notManager(now))
 		return i
 	}
 	p := h.port(function)
@@ -62,4 +61,11 @@ func (i *IsSM) Close(now mono.Time) {
 		return
 	}
 	i.hub.view.SetIsSM(now, i.function, false)
+}
+
+// notManager counts an attempt to manage the subnet at a node that may not, and returns its error.
+func (h *Hub) notManager(now mono.Time) Errno {
+	h.Stats.NotManager++
+	h.NotManagerAt = now
+	return EPERM
 }

@@ -114,17 +114,19 @@ type Stats struct {
 
 // Hub has the files of all ports. It has one owner goroutine.
 type Hub struct {
-	Stats  Stats
-	view   Ports
-	ports  map[uint16]*port
-	now    mono.Time // of the current call
-	tag    uint32
-	tags   map[uint32]*agent
-	out    []outgoing
-	head   int                     // of out
-	timers mono.Heap[*transaction] // of unanswered requests
-	rmpp   []*agent                // with transfers
-	turn   int
+	Stats Stats
+	// NotManagerAt is when Stats.NotManager grew last.
+	NotManagerAt mono.Time
+	view         Ports
+	ports        map[uint16]*port
+	now          mono.Time // of the current call
+	tag          uint32
+	tags         map[uint32]*agent
+	out          []outgoing
+	head         int                     // of out
+	timers       mono.Heap[*transaction] // of unanswered requests
+	rmpp         []*agent                // with transfers
+	turn         int
 }
 
 // outgoing is a queued datagram with the function of its port.

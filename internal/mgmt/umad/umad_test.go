@@ -578,7 +578,8 @@ func TestNotManager(t *testing.T) {
 			r := make([]byte, mad.Len)
 			h := mad.Header{BaseVersion: 1, MgmtClass: c, ClassVersion: 1, Method: m}
 			h.Append(r[:0])
-			if err := f.Write(b.now, append((&Header{Agent: asks, LID: 5}).Append(nil, f.HeaderLen()), r...)); err != want {
+			record := append((&Header{Agent: asks, LID: 5}).Append(nil, f.HeaderLen()), r...)
+			if err := f.Write(b.now, record); err != want {
 				t.Errorf("class %#x, method %#x: %d, want %d", c, m, err, want)
 			}
 		}

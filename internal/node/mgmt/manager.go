@@ -52,25 +52,25 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	if err != nil {
 		return err
 	}
-	var key uint64
-	switch *c.MKey {
-	case api.MKeyNone:
-	case api.MKeyRandom:
-		key = manager.RandomMKey()
-	default:
-		key, _ = api.ParseMKey(*c.MKey) // valid
+	edit := (*manager.MKey).Renew
+	if *c.MKey != api.MKeyRandom {
+		var key uint64
+		if *c.MKey != api.MKeyNone {
+			key, _ = api.ParseMKey(*c.MKey) // valid
+		}
+		edit = func(k *manager.MKey) { k.Set(key) }
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	by := n.changeOf(ctx, "sm set")
-	if by.Text = "another M_Key"; key == 0 {
+	if by.Text = "another M_Key"; *c.MKey == api.MKeyNone {
 		by.Text = "no M_Key"
 	}
-	if err := manager.EditMKey(ctx, s, by, func(k *manager.MKey) { k.Set(key) }); err != nil {
+	if err := manager.EditMKey(ctx, s, by, edit); err != nil {
 		return storeError(err)
 	}
 	n.noMKey.Store(nil)
-	n.cfg.Log.Info("M_Key changed", "none", key == 0)
+	n.cfg.Log.Info("M_Key changed", "none", *c.MKey == api.MKeyNone)
 	return nil
 }
 
@@ -203,7 +203,7 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority),
 		Elected: s.Elected, Term: s.Token,
 		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping,
-		MKey: s.MKeyFrom, MKeyProtect: int(s.MKeyProtect), MKeyLeaseS: int(s.MKeyLease)}
+		MKey: s.MKeyFrom, MKeyPerPort: s.KeyPerPort, MKeyProtect: int(s.MKeyProtect), MKeyLeaseS: int(s.MKeyLease)}
 	for _, g := range s.Roots {
 		v.Roots = append(v.Roots, g.String())
 	}
@@ -308,7 +308,7 @@ func (n *Network) ReplaceMKey(ctx context.Context) error {
 	by.Text = "another M_Key, since a member was removed"
 	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) {
 		if !k.Off {
-			k.Set(manager.RandomMKey())
+			k.Renew()
 		}
 	}); err != nil {
 		return storeError(err)

@@ -149,8 +149,8 @@ func (n *Network) Found(ctx context.Context, f *Fabric) error {
 	by := n.changeOf(ctx, "token")
 	by.Text = "an M_Key, since the node is in a fabric now"
 	if err := manager.EditMKey(ctx, n.store, by, func(k *manager.MKey) {
-		if k.Key == 0 && !k.Off {
-			k.Set(manager.RandomMKey())
+		if k.IsNone() && !k.Off {
+			k.Renew()
 		}
 	}); err != nil {
 		n.cfg.Log.Error("the subnet has no M_Key", "err", err)

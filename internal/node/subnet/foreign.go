@@ -21,32 +21,19 @@ const (
 	foreignSeries = 5 * time.Second
 )
 
-// foreignDegraded lists the members that send what only others may send (fabric.Foreign), and whether programs of this
-// node try to manage the subnet without the role manager. No lane may call it.
-func (s *Subnet) foreignDegraded() (list []api.Degraded, err error) {
-	first := s.lanes.First()
-	err = first.Query(func() {
-		for i := range s.trunks.Peers() {
-			if s.trunks.Used(i) {
-				f := first.Net.Fabric.PeerCounters(i).Foreign
-				list = append(list, describeForeign(first.Now(), s.trunks.Status(i).Name, &f)...)
-			}
-		}
-	})
-	if e := s.Do(func() {
-		if u, ok := s.Clients.(*umad.Hub); ok && !s.manages && u.Stats.NotManager > 0 {
-			list = append(list, api.Degraded{What: "not_manager",
-				Why: fmt.Sprintf("%d attempts of programs on this host to manage the subnet were refused: this member "+
-					"lacks the role manager", u.Stats.NotManager),
-				Fix: "run the subnet manager on a member with that role: weft member list"})
-		}
-	}); err == nil {
-		err = e
+// describeRefused describes attempts of programs on this host to manage the subnet, which were refused because this
+// member lacks the role manager.
+func describeRefused(now mono.Time, u *umad.Hub) []api.Degraded {
+	if u.NotManagerAt.IsZero() || now.Sub(u.NotManagerAt) > foreignShown {
+		return nil
 	}
-	return list, err
+	return []api.Degraded{{What: "not_manager",
+		Why: fmt.Sprintf("%d attempts of programs on this host to manage the subnet were refused, the newest %v ago: "+
+			"this member lacks the role manager", u.Stats.NotManager, now.Sub(u.NotManagerAt).Round(time.Second)),
+		Fix: "run the subnet manager on a member with that role: weft member list"}}
 }
 
-// describeForeign describes what a member sends, if it is to be reported.
+// describeForeign describes packets of a member that only others may send, if they are to be reported.
 func describeForeign(now mono.Time, name string, f *fabric.Foreign) []api.Degraded {
 	if f.Newest.IsZero() || now.Sub(f.Newest) > foreignShown || f.SMPs == 0 && f.Newest.Sub(f.Since) < foreignSeries {
 		return nil
@@ -63,8 +50,9 @@ func describeForeign(now mono.Time, name string, f *fabric.Foreign) []api.Degrad
 			what = append(what, fmt.Sprintf("%d %s", x.n, x.text))
 		}
 	}
-	d := api.Degraded{What: "foreign_packets", Why: fmt.Sprintf("%s sends %s, the newest %v ago; they are dropped", name,
-		strings.Join(what, ", "), now.Sub(f.Newest).Round(time.Second)),
+	d := api.Degraded{What: "foreign_packets",
+		Why: fmt.Sprintf("%s sends %s, the newest %v ago; they are dropped", name, strings.Join(what, ", "),
+			now.Sub(f.Newest).Round(time.Second)),
 		Fix: "end the program on " + name + " that sends them, or weft member remove " + name}
 	if f.Sources+f.PKeys == 0 {
 		d.Fix = "end the subnet manager on " + name + ", which lacks the role manager: weft member list"

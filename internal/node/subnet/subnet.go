@@ -187,9 +187,11 @@ func New(c Config) *Subnet {
 	return s
 }
 
-// Rename changes the name of this host in the descriptions of the node's switch and ports, which the manager reads.
-func (s *Subnet) Rename(host string) error {
+// SetMember makes the node that of a member of a fabric: with its name in the descriptions of the switch and the ports,
+// which the manager reads, and with programs that may manage the subnet if manages is set. No lane may call it.
+func (s *Subnet) SetMember(host string, manages bool) error {
 	return s.Do(func() {
+		s.manages = manages
 		if s.cfg.Host == host {
 			return
 		}
@@ -201,9 +203,6 @@ func (s *Subnet) Rename(host string) error {
 		}
 	})
 }
-
-// SetManages sets whether programs of the node may manage the subnet, which they may at first. No lane may call it.
-func (s *Subnet) SetManages(may bool) error { return s.Do(func() { s.manages = may }) }
 
 func switchDescription(host string) string               { return host + " weft switch" }
 func portDescription(host string, a *hca.Adapter) string { return host + " " + a.Name }

@@ -17,6 +17,7 @@ import (
 	"weft/internal/fabric/trunk/handshake"
 	"weft/internal/fabric/trunk/seal"
 	"weft/internal/mgmt/agent"
+	"weft/internal/mgmt/umad"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -401,15 +402,23 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 		return list, nil
 	}
 	list = append(list, s.trusts...)
-	foreign, err := s.foreignDegraded()
-	if list = append(list, foreign...); err != nil {
-		return list, err
-	}
-	err = s.lanes.First().Query(func() {
+	err = s.Do(func() {
+		if u, ok := s.Clients.(*umad.Hub); ok {
+			list = append(list, describeRefused(s.cfg.Now(), u)...)
+		}
+	})
+	first := s.lanes.First()
+	err = errors.Join(err, first.Query(func() {
 		for _, d := range s.trunks.Degraded() {
 			list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 		}
-	})
+		for i := range s.trunks.Peers() {
+			if s.trunks.Used(i) {
+				f := first.Net.Fabric.PeerCounters(i).Foreign
+				list = append(list, describeForeign(first.Now(), s.trunks.Status(i).Name, &f)...)
+			}
+		}
+	}))
 	seen := map[string]bool{}
 	for i, l := range s.lanes.All() {
 		if err == nil {

@@ -9,8 +9,8 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// A confined node (Wiring.Confined) is at the other end of a trunk and forwards nothing for third nodes, by the roles of
-// its member. Nothing else proves what it sends, so the first switch does: a source LID must be routed to the trunk
+// A confined node (Wiring.Confined) is at the other end of a trunk, and its member may not forward packets of third
+// nodes. Nothing else proves what it sends, so the first switch does: a source LID must be routed to the trunk
 // that the packet arrived by, a P_Key must be in the table of the trunk's port (vswitch.Port.EnforceIn, which the
 // subnet manager writes), and a subnet management packet must be one that a node sends on its own behalf. Switches
 // behind this one rely on the check.

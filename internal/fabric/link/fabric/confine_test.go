@@ -68,7 +68,8 @@ func TestConfinedData(t *testing.T) {
 			got := takers(nodes)
 			p := datagram(c.slid, c.dlid, c.key, 0x1234, nil)
 			if !native {
-				p = append([]byte{kind16}, packet16(vswitch.LIDTo24(c.slid), vswitch.LIDTo24(c.dlid), c.key, 100, nil)...)
+				p = packet16(vswitch.LIDTo24(c.slid), vswitch.LIDTo24(c.dlid), c.key, 100, nil)
+				p = append([]byte{kind16}, p...)
 				if !c.slid.IsUnicast() {
 					continue // source16 refuses it for every peer
 				}

@@ -89,7 +89,7 @@ type world struct {
 	hosts  []*host
 	nextID uint64
 	names  map[uint64]string // of replicas
-	// committed is the longest log that a majority has had: whoever leads has it.
+	// committed is the longest log that a majority has had: each leader has it.
 	committed []entry
 	trace     []string
 	changes   map[voters.Kind]int
