@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 	if what := os.Getenv(natEnv); what != "" {
 		os.Exit(serveNAT(what))
 	}
+	if what := os.Getenv(initialsEnv); what != "" {
+		os.Exit(serveInitials(what))
+	}
 	if what := os.Getenv(floodEnv); what != "" {
 		os.Exit(serveFlood(what))
 	}

@@ -43,8 +43,13 @@ func NewMembers(hosts, mtu int, flags ...string) (m *Members, err error) {
 	return m, nil
 }
 
-// add makes host i and starts its node as a member.
-func (m *Members) add(i, mtu int, flags []string) error {
+// AddLeaf adds a host that joins as a leaf, as NewMembers does.
+func (m *Members) AddLeaf(mtu int, flags ...string) error {
+	return m.add(len(m.Nodes), mtu, flags, "--role", "leaf")
+}
+
+// add makes host i and starts its node as a member, with a token of these flags.
+func (m *Members) add(i, mtu int, flags []string, token ...string) error {
 	ns, err := newNetNS()
 	if err != nil {
 		return err
@@ -74,7 +79,7 @@ func (m *Members) add(i, mtu int, flags []string) error {
 	}
 	n := &Node{Dir: filepath.Join(dir, "node"), NetNS: ns}
 	m.Nodes = append(m.Nodes, n)
-	out, err := m.Nodes[0].Weft("token")
+	out, err := m.Nodes[0].Weft(append([]string{"token"}, token...)...)
 	if err != nil {
 		return err
 	}
@@ -91,6 +96,9 @@ func (m *Members) add(i, mtu int, flags []string) error {
 }
 
 var joinLine = regexp.MustCompile(`weft join (\S.*)`)
+
+// MAC is the hardware address of host i.
+func (m *Members) MAC(i int) string { return mac(i) }
 
 func mac(i int) string { return fmt.Sprintf("02:00:00:81:00:%02x", i+1) }
 

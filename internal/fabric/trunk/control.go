@@ -154,18 +154,20 @@ type Output struct {
 	Peer int            // -1: for no peer
 	To   netip.AddrPort // where to
 	Len  int
+	// Unproved: nothing has proved that the receiver is at its address. The datagram must not take the place of others.
+	Unproved bool
 }
 
 // Next writes the next datagram of a handshake, hello, reply or probe to b, which has room for MaxDatagram octets; ok
 // is false if there is none.
 func (c *Core) Next(now mono.Time, b []byte) (o Output, ok bool) {
 	if c.hs != nil {
-		if to, n, ok := c.hs.Next(now, b); ok {
-			peer, known := c.byAddr[to]
+		if o, ok := c.hs.Next(now, b); ok {
+			peer, known := c.byAddr[o.To]
 			if !known {
 				peer = -1
 			}
-			return Output{peer, to, n}, true
+			return Output{peer, o.To, o.Len, o.Unproved}, true
 		}
 	}
 	for ; c.turn < len(c.peers); c.turn++ {
@@ -211,7 +213,8 @@ func (c *Core) Next(now mono.Time, b []byte) (o Output, ok bool) {
 		clear(d)
 		h.Put(d)
 		m.put(d[HeaderLen:])
-		return Output{c.turn, p.addr, len(key.Seal(&c.scratch, seal.Encrypt, d, HeaderLen, h.counter()))}, true
+		n := len(key.Seal(&c.scratch, seal.Encrypt, d, HeaderLen, h.counter()))
+		return Output{Peer: c.turn, To: p.addr, Len: n}, true
 	}
 	return Output{}, false
 }

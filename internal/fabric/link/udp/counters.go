@@ -21,6 +21,7 @@ type Counters struct {
 	DropTruncated  uint64 // datagrams that did not fit their buffer
 	SentHellos     uint64 // and replies
 	DropHellos     uint64 // hellos and replies that the socket refused
+	DropAnswers    uint64 // cookies that their socket refused: it is full
 	trunk.Strays          // datagrams of no session, and handshakes
 }
 

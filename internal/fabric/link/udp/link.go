@@ -23,7 +23,10 @@ import (
 const MaxRecv = 512
 
 const (
-	sendBuffer   = 4 << 20 // of a socket, in bytes: about 60 trains
+	sendBuffer = 4 << 20 // of a socket, in bytes: about 60 trains
+	// answerBuffer holds the answers of three seconds at handshake.RetryRate, for which the kernel looks for addresses
+	// that no host has.
+	answerBuffer = 256 << 10
 	recvMessages = 16
 	recvBytes    = 64 << 10 // per message: the largest datagram or train
 	// mtuEvery is the period of path MTU queries to the kernel.
@@ -90,6 +93,7 @@ type Link struct {
 	works    bool // apart has work
 	peers    [trunk.MaxPeers]peer
 	fd       [2]int // IPv4, IPv6; -1: no peer has such an address
+	answers  [2]int // of the same port, for what goes to addresses that nothing has proved; -1: those of fd are used
 	c        Counters
 	degraded []udpsock.Degraded
 	mtuAt    mono.Time
@@ -132,7 +136,7 @@ func Open(cfg Config) (*Link, error) {
 		return nil, errors.New("open trunks: nothing authenticates the peers")
 	}
 	l := &Link{port: cfg.Port, recvBuf: cfg.RecvBuffer, event: cfg.Event, apart: cfg.Apart,
-		fd: [2]int{-1, -1}}
+		fd: [2]int{-1, -1}, answers: [2]int{-1, -1}}
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
@@ -310,6 +314,14 @@ func (l *Link) openFamily(f, recvBuffer int) error {
 			Fix: fmt.Sprintf("sysctl -w net.core.rmem_max=%d", recvBuffer)})
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)
+	if l.answers[f], err = udpsock.OpenBeside(fd, v4, l.port, options(v4)); err != nil {
+		l.degraded = append(l.degraded, udpsock.Degraded{Name: "trunk_answers_" + family(f),
+			Detail: fmt.Sprintf("answers to hosts that have proved nothing share the %s socket of the trunks, which a "+
+				"flood of first datagrams can fill: %v", family(f), err),
+			Fix: "Linux 4.5 or later, without a filter of setsockopt"})
+		return nil
+	}
+	udpsock.SetSendBuffer(l.answers[f], answerBuffer)
 	return nil
 }
 
@@ -362,10 +374,12 @@ func (l *Link) Close() error {
 
 func (l *Link) closeSockets() error {
 	var errs []error
-	for f, fd := range l.fd {
-		if fd >= 0 {
-			errs = append(errs, unix.Close(fd))
-			l.fd[f] = -1
+	for _, fds := range []*[2]int{&l.answers, &l.fd} {
+		for f, fd := range fds {
+			if fd >= 0 {
+				errs = append(errs, unix.Close(fd))
+				fds[f] = -1
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -457,7 +471,7 @@ func (l *Link) control(now mono.Time) {
 			t = newTarget(o.To, netip.Addr{})
 		}
 		for range copies {
-			l.sendTo(t, l.outBuf[:o.Len])
+			l.sendTo(t, l.outBuf[:o.Len], o.Unproved)
 		}
 	}
 	if l.inject != nil {
@@ -468,12 +482,12 @@ func (l *Link) control(now mono.Time) {
 // sendHello sends what an Injector held back.
 func (l *Link) sendHello(peer int, datagram []byte) {
 	if t := l.peers[peer].to.Load(); t != nil {
-		l.sendTo(t, datagram)
+		l.sendTo(t, datagram, false)
 	}
 }
 
-// sendTo sends a hello, a reply or a part of a handshake.
-func (l *Link) sendTo(t *target, datagram []byte) {
+// sendTo sends a hello, a reply or a part of a handshake. unproved: nothing has proved that a host is at the address.
+func (l *Link) sendTo(t *target, datagram []byte, unproved bool) {
 	h := &l.out[0].Hdr
 	h.Name, h.Namelen = &t.name[0], t.nameLen
 	h.Control = nil
@@ -485,9 +499,16 @@ func (l *Link) sendTo(t *target, datagram []byte) {
 	l.outIov.SetLen(len(datagram))
 	h.Iov = &l.outIov
 	h.SetIovlen(1)
+	fd, drops := l.fd[t.family], &l.c.DropHellos
+	if unproved {
+		drops = &l.c.DropAnswers
+		if a := l.answers[t.family]; a >= 0 {
+			fd = a
+		}
+	}
 	for {
 		e := unix.EAFNOSUPPORT
-		if fd := l.fd[t.family]; fd >= 0 {
+		if fd >= 0 {
 			_, e = udpsock.Send(fd, l.out[:])
 		}
 		switch e {
@@ -496,7 +517,7 @@ func (l *Link) sendTo(t *target, datagram []byte) {
 		case unix.EINTR:
 			continue
 		default:
-			l.c.DropHellos++
+			*drops++
 		}
 		return
 	}

@@ -45,6 +45,33 @@ func Open(v4 bool, port uint16, opts ...[]Option) (int, error) {
 	return fd, nil
 }
 
+// OpenBeside returns a socket that sends from the same port as main, a socket of Open, and receives nothing: what it has
+// sent, and the kernel holds, is not charged to main. A third socket still cannot have the port, unless it is of the
+// same user and asks to share it.
+func OpenBeside(main int, v4 bool, port uint16, opts ...[]Option) (int, error) {
+	share := Opt(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1, "share the port")
+	// main was bound without: the port was free.
+	if err := unix.SetsockoptInt(main, share.Level, share.Name, share.Value); err != nil {
+		return -1, fmt.Errorf("%s: %w", share.What, err)
+	}
+	fd, err := Open(v4, port, append(opts, []Option{share})...)
+	if err != nil {
+		return -1, err
+	}
+	// Of the sockets of a port the program chooses the first one, which is main.
+	code := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	err = unix.SetsockoptSockFprog(main, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
+	if err == nil {
+		err = DropAll(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("choose the socket that receives: %w", err)
+	}
+	return fd, nil
+}
+
 // SetRecvBuffer sets the receive buffer of a socket to want bytes, or to the largest size that is
 // permitted, and returns its size.
 func SetRecvBuffer(fd, want int) int { return setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, want) }

@@ -4,6 +4,7 @@ package udpsock
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,68 @@ func TestCmsg(t *testing.T) {
 		if ok && (level != unix.IPPROTO_UDP || typ != unix.UDP_SEGMENT || ne.Uint16(body) != 1452 || len(body) != 2 ||
 			len(rest) != 0) {
 			t.Fatalf("of %d bytes: level %d, type %d, body %x, %d bytes left", n, level, typ, body, len(rest))
+		}
+	}
+}
+
+// TestOpenBeside: two sockets send from one port; the first one receives everything, and a third cannot have the port.
+func TestOpenBeside(t *testing.T) {
+	for _, v4 := range []bool{true, false} {
+		var opts []Option
+		to := func(port int) unix.Sockaddr { return &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}} }
+		if !v4 {
+			opts = []Option{Opt(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "keep IPv4 off")}
+			to = func(port int) unix.Sockaddr { return &unix.SockaddrInet6{Port: port, Addr: [16]byte{15: 1}} }
+		}
+		open := func(port int) int {
+			t.Helper()
+			fd, err := Open(v4, uint16(port), opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(fd) })
+			return fd
+		}
+		portOf := func(a unix.Sockaddr, err error) int {
+			switch a := a.(type) {
+			case *unix.SockaddrInet4:
+				return a.Port
+			case *unix.SockaddrInet6:
+				return a.Port
+			}
+			t.Fatalf("%v %v", a, err)
+			return 0
+		}
+		main := open(0)
+		port := portOf(unix.Getsockname(main))
+		beside, err := OpenBeside(main, v4, uint16(port), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(beside)
+		if fd, err := Open(v4, uint16(port), opts); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("a third socket: %d %v", fd, err)
+		}
+		// Without the choice of the socket, about half of the senders would reach the other one.
+		b := make([]byte, 8)
+		for i := range 64 {
+			s := open(0)
+			if err := unix.Sendto(s, []byte{byte(i)}, 0, to(port)); err != nil {
+				t.Fatal(err)
+			}
+			if n, _, err := unix.Recvfrom(main, b, 0); n != 1 || err != nil || b[0] != byte(i) {
+				t.Fatalf("IPv4 %v, sender %d: %d octets, %v", v4, i, n, err)
+			}
+			if n, _, err := unix.Recvfrom(beside, b, 0); !errors.Is(err, unix.EAGAIN) {
+				t.Fatalf("the other socket has received %d octets, %v", n, err)
+			}
+			if err := unix.Sendto(beside, []byte{1}, 0, to(portOf(unix.Getsockname(s)))); err != nil {
+				t.Fatal(err)
+			}
+			n, from, err := unix.Recvfrom(s, b, 0)
+			if n != 1 || err != nil || portOf(from, nil) != port {
+				t.Fatalf("%d octets, %v, from port %d, not %d", n, err, portOf(from, nil), port)
+			}
 		}
 	}
 }

@@ -27,6 +27,11 @@ const (
 	// Rate and Burst bound those that begin, per second and at once, by Class.
 	Rate  = 100
 	Burst = 64
+	// RetryRate bounds the cookies that are sent to strangers, KnownRetryRate those to peers' addresses, per second; Burst
+	// both at once. The kernel holds what is sent to an address that no host has for seconds, so the rate of strangers
+	// also bounds the addresses that it looks for on behalf of a flood.
+	RetryRate      = 100
+	KnownRetryRate = 1000
 	// Life is how long a handshake may take.
 	Life = 8 * time.Second
 	// CookieLife is how long a cookie is good.
@@ -83,6 +88,7 @@ type Counters struct {
 	HalfOpen    uint64 `counter:"drop_hs_half_open_limit"` //
 	TooFast     uint64 `counter:"drop_hs_rate_limit"`      //
 	CookiesLost uint64 `counter:"drop_hs_cookie_limit"`    // more requests for cookies at once than are answered
+	CookieRate  uint64 `counter:"drop_hs_cookie_rate"`     // more requests for cookies in a second than are answered
 	Crossed     uint64 `counter:"drop_hs_crossed"`         // the handshake of this end goes on instead
 	Early       uint64 `counter:"drop_hs_early"`           // before the key of them was computed, and too many
 }
@@ -116,12 +122,12 @@ type Endpoint struct {
 	Counters
 	cfg     Config
 	mac     hash.Hash
-	conns   map[uint32]*conn // by our index
-	order   []*conn          // the same in order of their start
-	works   map[*Work]bool   // that are out
-	accept  [numClasses]int  // of these, begun by peers
-	tokens  [numClasses]float64
-	filled  [numClasses]mono.Time
+	conns   map[uint32]*conn   // by our index
+	order   []*conn            // the same in order of their start
+	works   map[*Work]bool     // that are out
+	accept  [numClasses]int    // of these, begun by peers
+	begins  [numClasses]bucket // of handshakes of peers
+	retries [numClasses]bucket // of cookies
 	cookies []cookieOut
 	results []Result
 	scratch seal.Scratch
@@ -134,8 +140,11 @@ func New(cfg Config) *Endpoint {
 	if cfg.Rand == nil {
 		cfg.Rand = rand.Reader
 	}
-	e := &Endpoint{cfg: cfg, conns: map[uint32]*conn{}, works: map[*Work]bool{},
-		tokens: [numClasses]float64{Stranger: Burst, Known: Burst}}
+	e := &Endpoint{cfg: cfg, conns: map[uint32]*conn{}, works: map[*Work]bool{}}
+	for c := range numClasses {
+		e.begins[c], e.retries[c] = newBucket(Rate, Burst), newBucket(RetryRate, Burst)
+	}
+	e.retries[Known].rate = KnownRetryRate
 	var key [32]byte
 	e.random(key[:])
 	e.mac = hmac.New(sha256.New, key[:])
@@ -400,8 +409,12 @@ func (e *Endpoint) initial(now mono.Time, from netip.AddrPort, d []byte) {
 		if h.cookie != [cookieLen]byte{} {
 			e.BadCookie++
 		}
-		if len(e.cookies) == maxCookies {
+		switch {
+		case len(e.cookies) == maxCookies:
 			e.CookiesLost++
+			return
+		case !e.retries[class].take(now):
+			e.CookieRate++
 			return
 		}
 		e.cookies = append(e.cookies, cookieOut{from, h.from, e.cookie(seconds(now), from, h.from)})
@@ -453,17 +466,14 @@ func (e *Endpoint) begun(now mono.Time, h *initial, from netip.AddrPort, class C
 		e.sweep()
 		here--
 	}
-	e.tokens[class] = min(e.tokens[class]+now.Sub(e.filled[class]).Seconds()*Rate, Burst)
-	e.filled[class] = now
 	switch {
 	case here >= MaxPerAddress || e.accept[class] >= MaxHalfOpen:
 		e.HalfOpen++
 		return nil
-	case e.tokens[class] < 1:
+	case !e.begins[class].take(now):
 		e.TooFast++
 		return nil
 	}
-	e.tokens[class]--
 	e.Accepted++
 	c := &conn{state: talking, class: class, tag: -1, began: now, at: from, index: e.newIndex(), theirs: h.from,
 		ends: now.Add(Life),
@@ -664,8 +674,16 @@ func (e *Endpoint) Deadline() mono.Time {
 // HalfOpenNow returns the number of handshakes that peers began and that are not complete.
 func (e *Endpoint) HalfOpenNow() int { return e.accept[Stranger] + e.accept[Known] }
 
+// Output is a datagram that Next wrote.
+type Output struct {
+	To  netip.AddrPort
+	Len int
+	// Unproved: nothing has proved that the receiver is at its address. The datagram must not take the place of others.
+	Unproved bool
+}
+
 // Next writes the next datagram to b, which has room for MaxDatagram octets; ok is false if there is none.
-func (e *Endpoint) Next(now mono.Time, b []byte) (to netip.AddrPort, n int, ok bool) {
+func (e *Endpoint) Next(now mono.Time, b []byte) (o Output, ok bool) {
 	if len(e.cookies) > 0 {
 		c := e.cookies[0]
 		e.cookies = append(e.cookies[:0], e.cookies[1:]...)
@@ -673,7 +691,7 @@ func (e *Endpoint) Next(now mono.Time, b []byte) (to netip.AddrPort, n int, ok b
 		b = append(b[:0], seal.Magic, seal.Version<<4|byte(Retry), 0, 0)
 		b = be.AppendUint32(b, c.theirs)
 		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0)
-		return c.at, len(append(b, c.cookie[:]...)), true
+		return Output{To: c.at, Len: len(append(b, c.cookie[:]...)), Unproved: true}, true
 	}
 	for _, c := range e.order {
 		if !c.sends() {
@@ -685,7 +703,7 @@ func (e *Endpoint) Next(now mono.Time, b []byte) (to netip.AddrPort, n int, ok b
 			c.close()
 			e.sweep()
 		}
-		return c.at, n, true
+		return Output{To: c.at, Len: n}, true
 	}
-	return netip.AddrPort{}, 0, false
+	return Output{}, false
 }

@@ -207,10 +207,11 @@ func (n *network) pump(now mono.Time) {
 	b := n.out[:]
 	for _, s := range n.sides {
 		for {
-			to, k, ok := s.Next(now, b)
+			out, ok := s.Next(now, b)
 			if !ok {
 				break
 			}
+			to, k := out.To, out.Len
 			n.sent++
 			n.most = max(n.most, k)
 			for _, o := range n.sides {
@@ -464,14 +465,14 @@ func TestCookies(t *testing.T) {
 		t.Helper()
 		d := request(theirs, c)
 		b.Handle(now, from, d)
-		to, n, sent := b.Next(now, buf)
+		o, sent := b.Next(now, buf)
 		if !sent {
 			return got, false
 		}
-		if to != from || n > len(d) || Kind(buf[1]&15) != Retry {
-			t.Errorf("%d octets to %v for %d", n, to, len(d))
+		if o.To != from || o.Len > len(d) || Kind(buf[1]&15) != Retry || !o.Unproved {
+			t.Errorf("%+v for %d octets", o, len(d))
 		}
-		copy(got[:], buf[16:n])
+		copy(got[:], buf[16:o.Len])
 		return got, true
 	}
 	good, ok := ask(ms, from, 5, [cookieLen]byte{})

@@ -49,11 +49,11 @@ func workOut(t *testing.T) {
 	buf := make([]byte, MaxDatagram)
 	pass := func(from, to *side) {
 		for {
-			_, k, ok := from.Next(ms, buf)
+			out, ok := from.Next(ms, buf)
 			if !ok {
 				return
 			}
-			to.Handle(ms, from.at, bytes.Clone(buf[:k]))
+			to.Handle(ms, from.at, bytes.Clone(buf[:out.Len]))
 		}
 	}
 	a.Begin(ms, 7, b.at)
@@ -69,7 +69,7 @@ func workOut(t *testing.T) {
 	a.Cancel(7)
 	w.Run()
 	a.Finish(ms, w)
-	if _, _, ok := a.Next(ms, buf); ok || len(a.conns) != 0 {
+	if _, ok := a.Next(ms, buf); ok || len(a.conns) != 0 {
 		t.Error("a canceled handshake goes on")
 	}
 
@@ -106,11 +106,11 @@ func closeWhileOut(t *testing.T) {
 	buf := make([]byte, MaxDatagram)
 	pass := func(from, to *side) {
 		for {
-			_, k, ok := from.Next(ms, buf)
+			out, ok := from.Next(ms, buf)
 			if !ok {
 				return
 			}
-			to.Handle(ms, from.at, bytes.Clone(buf[:k]))
+			to.Handle(ms, from.at, bytes.Clone(buf[:out.Len]))
 		}
 	}
 	var hello *Work
@@ -245,7 +245,7 @@ func flood(t testing.TB) (came, computed int, took time.Duration, bound int) {
 		}
 		took += cpu() - start
 		for {
-			if _, _, ok := b.Next(now, buf); !ok {
+			if _, ok := b.Next(now, buf); !ok {
 				break
 			}
 		}
@@ -297,11 +297,11 @@ func BenchmarkHandshakeApart(b *testing.B) {
 					to = y
 				}
 				for {
-					_, n, ok := s.Next(now, buf)
+					out, ok := s.Next(now, buf)
 					if !ok {
 						break
 					}
-					to.Handle(now, s.at, buf[:n])
+					to.Handle(now, s.at, buf[:out.Len])
 				}
 				if w, ok := s.Work(now); ok {
 					start := time.Now()
