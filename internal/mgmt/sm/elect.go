@@ -63,9 +63,18 @@ func (m *Manager) smInfo() mad.SMInfo {
 
 func isCaretaker(i *mad.SMInfo) bool { return i.State == mad.SMNotActive && i.ActCount&caretakes != 0 }
 
-// queryManager requests the state of the manager at a port, unless that is this manager.
+// queryManager requests the state of the manager at a port, unless that is this manager. A manager at a confined switch
+// has no part in the election: other switches take nothing from it.
 func (s *sweep) queryManager(r topo.Ref) {
-	if s.t.Port(r).GUID != s.base.cfg.PortGUID {
+	at := r
+	if !s.t.Nodes[r.Node].IsSwitch() {
+		at = s.t.Port(r).Peer
+	}
+	switch {
+	case s.t.Port(r).GUID == s.base.cfg.PortGUID:
+	case !at.IsNone() && s.t.Nodes[at.Node].Confined:
+		s.problem(s.nameOf(r), "a subnet manager is at this port, and its member lacks the role manager: it is ignored")
+	default:
 		s.request(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r), r, s.gotOther)
 	}
 }

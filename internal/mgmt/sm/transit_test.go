@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/mgmt/sm"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
 	"weft/test/simfab/subnet"
 )
 
@@ -54,5 +55,30 @@ func TestSetTransit(t *testing.T) {
 	s.Poke(s.c1)
 	if s.Run(5 * time.Second); m.Topo() != was {
 		t.Error("a sweep without a change")
+	}
+}
+
+// TestManagerAtConfined: a manager of higher priority at a confined switch neither becomes master nor is handed the
+// subnet, and is a problem with a name; once the switch is not confined any more it is master.
+func TestManagerAtConfined(t *testing.T) {
+	for _, at := range []string{"adapter", "switch"} {
+		s := newSmall(1)
+		m := s.Attach(s.c1, sm.Config{Priority: 1}, sm.Intent{}, sm.Observations{})
+		m.SetTransit(s.Now, transitOf(s.s1))
+		settle(t, s.Fabric, m, time.Second)
+		rogue := map[string]*subnet.Node{"adapter": s.c3, "switch": s.s2}[at]
+		s.Attach(rogue, sm.Config{Priority: 15}, sm.Intent{}, sm.Observations{})
+		if !s.Until(5*time.Second, func() bool { return hasProblem(m, "", "lacks the role manager") }) {
+			t.Errorf("%s: %+v", at, m.Status().Problems)
+		}
+		s.Run(30 * time.Second)
+		if m.State() != mad.SMMaster || len(m.Status().Others) != 0 {
+			t.Errorf("%s: the manager is %v, others %+v", at, m.State(), m.Status().Others)
+		}
+		m.SetTransit(s.Now, transitOf(s.s1, s.s2))
+		s.Poke(s.c1)
+		if !s.Until(30*time.Second, func() bool { return m.State() == mad.SMStandby }) {
+			t.Errorf("%s: with transit the manager is %v", at, m.State())
+		}
 	}
 }
