@@ -25,8 +25,10 @@ const (
 	// CodeNotMaster: only the node of the master can answer.
 	CodeNotMaster Code = "not_master"
 	// CodeContact: the change takes contact away, which the request does not confirm. Error.Lost is what.
-	CodeContact  Code = "contact"
-	CodeInternal Code = "internal"
+	CodeContact Code = "contact"
+	// CodeNotApplied: the change is stored, and a part of the subnet is not as it states.
+	CodeNotApplied Code = "not_applied"
+	CodeInternal   Code = "internal"
 )
 
 // Error is a failure in the form people read: "what: why. fix: command".

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -40,12 +41,14 @@ func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manag
 	t := n.topologyIfKnown()
 	within, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
+	repartitioned := false
 	err = manager.Edit(within, s, n.changeOf(ctx, op),
 		func(d *manager.Desired, c *manager.Change) error {
 			before := d.Clone()
 			if err := edit(d); err != nil {
 				return err
 			}
+			repartitioned = !reflect.DeepEqual(partitionsOf(&before), partitionsOf(d))
 			c.Text = fabricfile.Text(compare(&before, d, t))
 			lost, err := lostBy(ctx, &before, d, t)
 			if err != nil {
@@ -53,6 +56,9 @@ func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manag
 			}
 			return refuseLoss(ctx, describeLost(lost, t))
 		})
+	if err == nil && repartitioned {
+		return n.awaitPartitions(ctx)
+	}
 	return n.changeError(fix, err)
 }
 
