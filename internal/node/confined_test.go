@@ -41,8 +41,8 @@ func TestConfinedNode(t *testing.T) {
 		s.datagram(s.routed(s.aPort, mad.AttrPKeyTable, 0, pkeys.Append(nil), key))
 		s.datagram(s.routed(s.aPort, mad.AttrPortInfo, 1, locked.Append(nil), key))
 		// Data from a LID that b does not have, to a queue pair that is not there.
-		s.packet(sealed(native.LRH{DLID: s.aPort, SLID: 0x55}, native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff,
-			DestQPN: 0x1234, SrcQPN: 5}, make([]byte, 64)))
+		s.packet(sealed(native.LRH{DLID: s.aPort, SLID: 0x55}, native.Headers{Opcode: ib.ServiceUD | ib.SendOnly,
+			PKey: 0xffff, DestQPN: 0x1234, SrcQPN: 5}, make([]byte, 64)))
 		if confined {
 			eventually(t, "all three are dropped", func() bool {
 				return link("drop_foreign_smp") == 2 && link("drop_foreign_source") == 1

@@ -4,14 +4,15 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	"weft/internal/control/api"
 )
 
-// TestChangeNotTaken: a change of partitions that a port does not take is stored, and an error of the command that names
-// the port. A change that all ports take is in force when the command ends.
+// TestChangeNotTaken: a change of partitions that a port does not take is stored, and an error of the command, which
+// names the port. A change that all ports take is in force when the command ends.
 func TestChangeNotTaken(t *testing.T) {
 	s := newSubnetOfTwo(t)
 	ctx := context.Background()
@@ -44,7 +45,8 @@ func TestChangeNotTaken(t *testing.T) {
 	}
 	lock(0x666)
 	err := api.Do(call, s.a.cli, api.DeletePartition, del)
-	if code(err) != api.CodeNotApplied || !strings.Contains(err.Error(), port) || !strings.Contains(err.Error(), "M_Key") {
+	if text := fmt.Sprint(err); code(err) != api.CodeNotApplied || !strings.Contains(text, port) ||
+		!strings.Contains(text, "M_Key") {
 		t.Errorf("%v", err)
 	}
 	if has() != 1 {

@@ -22,7 +22,8 @@ func TestConfinedMember(t *testing.T) {
 	r.must("host1", "weft token --role member", "weft join 10.0.0.1 --token ...")
 	r.must("host3", "weft join 10.0.0.1 --token ...", "host3 is a member of fabric ...")
 	for _, h := range []string{"host1", "host2", "host3"} {
-		r.eventually(h, "weft status", "device weft_ib0: InfiniBand port ACTIVE ...", "trunks 2 of 2 up", "nothing is degraded")
+		r.eventually(h, "weft status", "device weft_ib0: InfiniBand port ACTIVE ...", "trunks 2 of 2 up",
+			"nothing is degraded")
 	}
 	works := func() {
 		t.Helper()

@@ -57,7 +57,7 @@ func (n *Network) change(ctx context.Context, op, fix string, edit func(d *manag
 			return refuseLoss(ctx, describeLost(lost, t))
 		})
 	if err == nil && repartitioned {
-		return n.awaitPartitions(ctx)
+		return configuration{n}.await(ctx)
 	}
 	return n.changeError(fix, err)
 }
