@@ -78,7 +78,13 @@ func (r *reader) query(host, text string, v any) {
 // test.
 func (r *reader) goOn(server, client, address string) {
 	r.t.Helper()
-	const program = "weft run -- ibv_rc_pingpong -d weft_ib0 -e -n 2000000000"
+	r.programGoesOn("ibv_rc_pingpong -d weft_ib0 -e -n 2000000000", server, client, address)
+}
+
+// programGoesOn is goOn with another pair of programs.
+func (r *reader) programGoesOn(program, server, client, address string) {
+	r.t.Helper()
+	program = "weft run -- " + program
 	r.must(server, program+" >/run/server 2>&1 &")
 	// The client has the processor for a tenth of the time.
 	r.must(client, program+" "+address+` >/run/client 2>&1 & client=$!

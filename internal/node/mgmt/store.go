@@ -209,7 +209,12 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 		}
 	}
 	if m := n.storeMember; m != nil {
-		if p := m.Part(); p.Alone {
+		p := m.Part()
+		if p.Room != nil {
+			w := problem.Of("", p.Room)
+			return []api.Degraded{{What: "store_disk", Why: problem.Text(w.What, w.Why, ""), Fix: w.Fix}}
+		}
+		if p.Alone {
 			return []api.Degraded{noMajority(&p, n.fabric.Load())}
 		}
 	}

@@ -286,6 +286,7 @@ func (d *door) start()                        { d.unguarded.Start() }
 func (d *door) ready() <-chan struct{}        { return d.unguarded.ReadyNotify() }
 func (d *door) stopping() <-chan struct{}     { return d.unguarded.StoppingNotify() }
 func (d *door) stopped() <-chan struct{}      { return d.unguarded.StopNotify() }
+func (d *door) mute()                         { d.unguarded.PauseSending() }
 func (d *door) stop()                         { d.unguarded.HardStop() }
 func (d *door) id() uint64                    { return uint64(d.unguarded.MemberID()) }
 func (d *door) cluster() uint64               { return uint64(d.unguarded.Cluster().ID()) }

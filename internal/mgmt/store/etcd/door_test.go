@@ -47,26 +47,32 @@ func TestDoor(t *testing.T) {
 	}
 }
 
+// served starts a server with two clients: one in this process, and one over the network.
+func served(t *testing.T, c etcd.ServerConfig) (s *etcd.Server, own, other *etcd.Client) {
+	t.Helper()
+	c.Listen = "http://127.0.0.1:0"
+	s, err := etcd.Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	if own, err = s.Client(); err != nil {
+		t.Fatal(err)
+	}
+	if other, err = etcd.Connect(etcd.ClientConfig{Endpoints: []string{s.URL()}, Timeout: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { other.Close() })
+	return s, own, other
+}
+
 // TestCallsWhileEtcdEnds: etcd ends by itself while each kind of call is made again and again. None panics, and each
 // returns an error once etcd has ended.
 func TestCallsWhileEtcdEnds(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: quick(t), Listen: "http://127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	own, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := etcd.Connect(etcd.ClientConfig{Endpoints: []string{s.URL()}, Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	s, own, other := served(t, etcd.ServerConfig{Dir: quick(t)})
 	put := func(c *etcd.Client, key string) error {
 		_, err := store.Put(ctx, c, key, make([]byte, 1000))
 		return err

@@ -53,7 +53,9 @@ func (s *Server) Fail(why string) { s.fail(why) }
 func (s *Server) Transfers() bool { return s.transfer(func() {}) }
 
 // Bridge is bridge.
-func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger { return bridge(log, fatal) }
+func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger {
+	return bridge(log, func(why string, _ error) { fatal(why) })
+}
 
 // Cut drops the messages of this member's replica to all others, until Mend. etcd's CutPeer would also stop the pipelines
 // of replicas that are not applied yet, without a lock.
@@ -138,6 +140,24 @@ func (c MemberConfig) WithStarting(f func(failed <-chan struct{})) MemberConfig 
 	c.starting = f
 	return c
 }
+
+// WithFree has the replica see free space that a function returns.
+func (c MemberConfig) WithFree(f func() int64) MemberConfig {
+	c.free = func(string) (int64, error) { return f(), nil }
+	return c
+}
+
+// WithSnapshotCount has the replica write a snapshot of its log after so many changes.
+func (c MemberConfig) WithSnapshotCount(n uint64) MemberConfig { c.snapshotCount = n; return c }
+
+// WithSnapshotCount has the server write a snapshot of its log after so many changes.
+func (c ServerConfig) WithSnapshotCount(n uint64) ServerConfig { c.snapshotCount = n; return c }
+
+// Ended is ended.
+func (s *Server) Ended() bool { return s.ended() }
+
+// Failed is closed when etcd has given up.
+func (s *Server) Failed() <-chan struct{} { return s.failed }
 
 // WithStarted has each start of the replica call a function when etcd runs.
 func (c MemberConfig) WithStarted(f func(stopped <-chan struct{})) MemberConfig {

@@ -12,8 +12,8 @@ import (
 
 // bridge makes a zap logger, which etcd requires, of a slog one. etcd logs much for its own
 // developers: each level is lowered by one. Where etcd would end the process or panic, the logger
-// calls fatal (nil: nothing) and ends the goroutine.
-func bridge(log *slog.Logger, fatal func(why string)) *zap.Logger {
+// calls fatal (nil: nothing) with the reason and the first error of the message, and ends the goroutine.
+func bridge(log *slog.Logger, fatal func(why string, err error)) *zap.Logger {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -22,17 +22,20 @@ func bridge(log *slog.Logger, fatal func(why string)) *zap.Logger {
 }
 
 // goexit is what happens after a message of etcd's end.
-type goexit struct{ fatal func(why string) }
+type goexit struct{ fatal func(why string, err error) }
 
 func (g goexit) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 	if g.fatal != nil {
-		why := e.Message
+		why, cause := e.Message, error(nil)
 		for _, f := range fields {
 			if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
 				why += ": " + err.Error()
+				if cause == nil {
+					cause = err
+				}
 			}
 		}
-		g.fatal(why)
+		g.fatal(why, cause)
 	}
 	zapcore.WriteThenGoexit.OnWrite(e, fields)
 }

@@ -62,7 +62,9 @@ type MemberConfig struct {
 	interrupt, asideFails error
 	starting              func(failed <-chan struct{}) // ServerConfig.starting
 	// started is called in tests when etcd runs; stopped is closed when etcd has ended.
-	started func(stopped <-chan struct{})
+	started       func(stopped <-chan struct{})
+	free          func(dir string) (octets int64, err error) // freeSpace, except in tests
+	snapshotCount uint64                                     // ServerConfig.snapshotCount
 }
 
 // Security authenticates the members to each other. Without it every connection may read and write the store:
@@ -155,7 +157,9 @@ type Member struct {
 	lead    *lead // while this replica leads
 	quiet   solitude
 	moved   movement
-	own     string // Place.Own, as it was in the last look
+	own     string  // Place.Own, as it was in the last look
+	room    error   // why there is no replica where its disk has no room; nil otherwise
+	unended *Server // that did not end in order; nil: none
 }
 
 // askEvery is how often a replica queries the others whether it belongs to the group, and a client without an answer
@@ -172,6 +176,9 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 		return nil, err
 	}
 	c.Every = cmp.Or(c.Every, time.Second)
+	if c.free == nil {
+		c.free = freeSpace
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -185,6 +192,7 @@ func OpenMember(ctx context.Context, c MemberConfig) (*Member, error) {
 	}
 	run, stop := context.WithCancel(context.Background())
 	m.run, m.stop = run, stop
+	m.work.Go(func() { watchRoom(run, m, c.Every) })
 	if c.Advertise != "" || len(c.Seeds) > 0 { // else there is nothing to look after
 		m.live()
 	}
@@ -309,7 +317,7 @@ func (m *Member) begin(ctx context.Context) error {
 		return m.pick()
 	}
 	if files(m.c.Dir).exist() || first {
-		if err := m.startReplica(ctx, nil); err != nil {
+		if err := m.startReplica(ctx, nil); err != nil && !errors.Is(err, errNoRoom) { // it starts when there is room
 			return err
 		}
 	}
@@ -326,6 +334,10 @@ func (m *Member) scheme() string {
 
 // startReplica starts the server with the files of this node, or as a new replica of a group; mu is held.
 func (m *Member) startReplica(ctx context.Context, join []Replica) error {
+	if err := roomAgain(m); err != nil {
+		lackRoom(m, err)
+		return err
+	}
 	m.cas, m.renewal = m.c.Security.readCAs(m.cas, m.c.Log), renewal{}
 	m.known.Learner = m.known.Learner || join != nil
 	s, err := Start(ctx, m.serverConfig(m.c.Dir, join))
@@ -361,7 +373,8 @@ func (m *Member) startReplica(ctx context.Context, join []Replica) error {
 
 func (m *Member) serverConfig(dir string, join []Replica) ServerConfig {
 	c := ServerConfig{Dir: dir, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Name: m.c.Name, Join: join,
-		counters: &m.arrivals, cas: digest(m.cas), starting: m.c.starting}
+		counters: &m.arrivals, cas: digest(m.cas), starting: m.c.starting, free: m.c.free,
+		snapshotCount: m.c.snapshotCount}
 	c.Listen = m.c.ListenURL
 	if m.c.Listen != "" {
 		c.Listen, c.Advertise = m.scheme()+m.c.Listen, m.scheme()+m.c.Advertise
@@ -484,10 +497,10 @@ func (m *Member) step(ctx context.Context) {
 	if m.server != nil {
 		m.stepReplica(ctx, now)
 	}
-	if m.server == nil && files(m.c.Dir).exist() {
+	if m.server == nil && m.room == nil && files(m.c.Dir).exist() {
 		m.resumeReplica(ctx, now)
 	}
-	if m.server == nil {
+	if m.server == nil && m.room == nil {
 		m.stepClient(ctx, now)
 	}
 	if err := m.pick(); err != nil {
@@ -501,20 +514,25 @@ func (m *Member) resumeReplica(ctx context.Context, now mono.Time) {
 		return
 	}
 	m.asked = now
+	if err := startAgain(ctx, m); err != nil {
+		m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
+	}
+}
+
+// startAgain starts the replica with its files, if the others report nothing against that; mu is held.
+func startAgain(ctx context.Context, m *Member) error {
 	switch verdict, why := m.resume(ctx, maxAsked); verdict {
 	case voters.Conflict:
 		m.separate(why)
-		return
+		return nil
 	case voters.SetAside:
 		if err := m.setAside(why); err != nil {
 			m.c.Log.Error("the files of the replica are still there", "err", err)
 		}
-		return
+		return nil
 	}
 	m.reunite()
-	if err := m.reopen(ctx); err != nil {
-		m.c.Log.Warn("the replica of the store cannot be started again", "err", err)
-	}
+	return m.reopen(ctx)
 }
 
 // stepReplica checks that the replica belongs to the group, and decides about the group where it leads.
@@ -588,6 +606,9 @@ func (m *Member) stepClient(ctx context.Context, now mono.Time) {
 		start, stop := context.WithTimeout(ctx, 10*time.Second)
 		err := m.startReplica(start, m.known.Roster.Replicas)
 		stop()
+		if errors.Is(err, errNoRoom) { // it starts when there is room
+			return
+		}
 		if err != nil {
 			m.c.Log.Warn("cannot start a replica of the store", "err", err)
 			if err := m.setAside("it did not start"); err != nil {

@@ -29,6 +29,7 @@ type MemberStatus struct {
 	// Alone: this node has a copy, but the group has no majority that it could reach. What is stored cannot change.
 	Alone bool
 	Why   string // why this node's replica was set aside, empty if it was not
+	Room  error  // why this node has no replica at present: its disk has no room for it; nil otherwise
 }
 
 // Yield passes the lead of the group on, where this member has it, as Server.Yield does: for a node that is about to
@@ -42,7 +43,7 @@ func (m *Member) Yield() {
 // Part describes the part of this member in the store, without waiting.
 func (m *Member) Part() MemberStatus {
 	v := m.view.Load()
-	st := MemberStatus{Group: v.group, Replicas: v.replicas, Why: v.why}
+	st := MemberStatus{Group: v.group, Replicas: v.replicas, Why: v.why, Room: v.room}
 	leader := uint64(0)
 	if s := v.server; s != nil && s.down() == "" {
 		st.Role, st.Replicas, leader = RoleLearner, s.Replicas(), s.etcd.leader()

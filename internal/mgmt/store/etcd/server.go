@@ -66,11 +66,12 @@ type ServerConfig struct {
 	// Join is the group to join where Dir has no files; nil makes a new group.
 	Join []Replica
 
-	cas           string            // digest of Files.CA, for reports
-	counters      *ListenerCounters // of Listen; nil: of this server alone
-	maxSize       int64             // MaxSize, except in tests
-	snapshotCount uint64            // changes between snapshots of the log; 1000
-	authToken     string            // kind of etcd's tokens of users, in tests
+	cas           string                                     // digest of Files.CA, for reports
+	counters      *ListenerCounters                          // of Listen; nil: of this server alone
+	maxSize       int64                                      // MaxSize, except in tests
+	snapshotCount uint64                                     // changes between snapshots of the log; 1000
+	authToken     string                                     // kind of etcd's tokens of users, in tests
+	free          func(dir string) (octets int64, err error) // freeSpace, except in tests
 	// starting is called in tests before a start finds out whether etcd runs; failed is closed where it ended.
 	starting func(failed <-chan struct{})
 }
@@ -96,6 +97,8 @@ type Server struct {
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
 	once     sync.Once             // of Close
+	running  chan struct{}         // closed when etcd runs
+	opened   chan struct{}         // closed when Start is at its end
 	withheld atomic.Pointer[error] // the answer to calls of other nodes; nil: they are served
 
 	mu      sync.Mutex
@@ -103,22 +106,29 @@ type Server struct {
 	// yielding has the transfers of the lead that Yield began; none is begun once the replica leaves.
 	yielding sync.WaitGroup
 	leaving  bool
+	room     error         // why it ended where its disk is full; nil otherwise
 	failure  string        // why etcd cannot go on
 	failed   chan struct{} // closed when it is set
 }
 
 // A segment of the log is made whole when it is begun: etcd's 64 MiB would be
 // most of what a small store takes and of the time it needs to start.
-var smallSegments = sync.OnceFunc(func() { wal.SegmentSizeBytes = 4 << 20 })
+var smallSegments = sync.OnceFunc(func() { wal.SegmentSizeBytes = segmentSize })
 
 // Start starts a server, on what an earlier one left in the directory if there
 // is anything, and waits until it answers or ctx ends. A replica that the group has removed is returned as one that is
-// down.
+// down, and so is one that found its disk full.
 func Start(ctx context.Context, c ServerConfig) (*Server, error) {
 	smallSegments()
-	s := &Server{c: c, dir: c.Dir, clients: map[*Client]struct{}{}, failed: make(chan struct{})}
+	s := &Server{c: c, dir: c.Dir, clients: map[*Client]struct{}{}, running: make(chan struct{}),
+		opened: make(chan struct{}), failed: make(chan struct{})}
 	s.c.maxSize = cmp.Or(c.maxSize, MaxSize)
-	if err := s.open(ctx); err != nil {
+	if c.free == nil {
+		s.c.free = freeSpace
+	}
+	err := s.open(ctx)
+	close(s.opened)
+	if err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -136,6 +146,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	s.etcd.start()
+	close(s.running)
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if s.listener != nil {
@@ -158,13 +169,14 @@ func (s *Server) open(ctx context.Context) error {
 		s.c.starting(s.failed)
 	}
 	why := s.down()
-	if why == removedWhy { // it runs no more, and its number shows to the others which one it is
+	if why == removedWhy || s.lacksRoom() != nil { // it runs no more, and its number shows to others which one it is
 		return nil
 	}
 	if why != "" || ctx.Err() != nil {
 		return s.broken(cmp.Or(why, "it was not ready in time"), ctx.Err())
 	}
 	s.work.Go(func() { s.upkeep(run) })
+	s.work.Go(func() { s.watchRoom(run) })
 	return nil
 }
 
@@ -251,7 +263,7 @@ func (s *Server) newServer() error {
 			return err
 		}
 	}
-	log := bridge(s.c.Log, s.fail)
+	log := bridge(s.c.Log, s.fatal)
 	cfg := config.ServerConfig{
 		Name:               name,
 		ClientURLs:         clients,
@@ -458,7 +470,7 @@ func (s *Server) finish(end func()) {
 	case <-s.failed:
 		select {
 		case <-done:
-		case <-time.After(2 * time.Second):
+		case <-time.After(s.endPatience()):
 		}
 	}
 }
@@ -520,6 +532,9 @@ func (s *Server) Close() error {
 
 func (s *Server) close() {
 	s.Yield()
+	if why := s.lacksRoom(); why != nil {
+		s.fail(why.Error())
+	}
 	s.mu.Lock()
 	clients := s.clients
 	s.clients = nil
@@ -542,6 +557,9 @@ func (s *Server) close() {
 	s.finish(s.work.Wait)
 	if s.etcd != nil {
 		s.finish(s.leave)
+		if !s.ended() {
+			s.etcd.mute() // a part of it may still run
+		}
 	}
 	if s.lock != nil {
 		s.lock.Close()
