@@ -3,6 +3,7 @@
 package vswitch
 
 import (
+	"cmp"
 	"slices"
 
 	"weft/internal/proto/ib"
@@ -31,7 +32,8 @@ type Port struct {
 	State ib.PortState
 	// EnforceIn and EnforceOut make the switch compare the partition key of
 	// packets that enter or leave by the port with PKeys. Entries with zero
-	// low bits are empty.
+	// low bits are empty. Builder.SetPort takes them in any order, and keeps
+	// each partition once, in order, with the higher membership.
 	EnforceIn, EnforceOut bool
 	PKeys                 []ib.PKey
 }
@@ -213,26 +215,50 @@ func (t *Table) lookup(in uint8, dlid ib.LID) (uint8, Refusal) {
 // allowsIn reports whether a port with the table keys may send with key: it is
 // a member of that partition, and a limited member does not send as a full one.
 func allowsIn(keys []ib.PKey, key ib.PKey) bool {
-	if key&0x7fff == 0 {
-		return false
-	}
-	for _, k := range keys {
-		if k == key || k == key|0x8000 {
-			return true
-		}
-	}
-	return false
+	k := find(keys, key)
+	return k != noKey && (k == key || k == key|0x8000)
 }
 
 // allowsOut reports whether a port with the table keys may receive a packet
 // with key: the receiver's own rule (IBA 10.9.3).
-func allowsOut(keys []ib.PKey, key ib.PKey) bool {
-	for _, k := range keys {
-		if k.Match(key) {
-			return true
+func allowsOut(keys []ib.PKey, key ib.PKey) bool { return find(keys, key).Match(key) }
+
+// noKey is an entry of no partition.
+const noKey ib.PKey = 0
+
+// find returns the entry of a table, in order, for the partition of key, noKey
+// if there is none.
+func find(keys []ib.PKey, key ib.PKey) ib.PKey {
+	key &= 0x7fff
+	if key == 0 {
+		return noKey
+	}
+	for len(keys) > 4 {
+		if half := len(keys) / 2; keys[half]&0x7fff <= key {
+			keys = keys[half:]
+		} else {
+			keys = keys[:half]
 		}
 	}
-	return false
+	for _, k := range keys {
+		if k&0x7fff == key {
+			return k
+		}
+	}
+	return noKey
+}
+
+// inOrder returns the entries that are not empty, each partition once, with the
+// higher membership, in the order of partitions.
+func inOrder(keys []ib.PKey) []ib.PKey {
+	list := make([]ib.PKey, 0, 8)
+	for _, k := range keys {
+		if k&0x7fff != 0 {
+			list = append(list, k)
+		}
+	}
+	slices.SortFunc(list, func(a, b ib.PKey) int { return cmp.Or(int(a&0x7fff)-int(b&0x7fff), int(b)-int(a)) })
+	return slices.Clip(slices.CompactFunc(list, func(a, b ib.PKey) bool { return (a^b)&0x7fff == 0 }))
 }
 
 // LFT returns block n of the unicast table, the entries of LIDs 64n … 64n+63.
@@ -318,7 +344,7 @@ func (b *Builder) SetPort(p uint8, c Port) {
 	if int(p) >= len(b.ports) {
 		return
 	}
-	c.PKeys = slices.Clone(c.PKeys)
+	c.PKeys = inOrder(c.PKeys)
 	b.ports[p] = c
 	set := func(s *PortSet, on bool) {
 		if s.Remove(p); on {
