@@ -103,6 +103,9 @@ type Config struct {
 	TIDs uint32
 }
 
+// EnforceCap is Config.EnforceCap of the switches of this project: a host with many devices and partitions fits.
+const EnforceCap = 256
+
 // DefaultCaps are those of the software ports of this project: one data lane, every MTU, 4X EDR.
 var DefaultCaps = Caps{MTU: ib.MTU4096, VL: mad.VL0, Width: ib.Width1x | ib.Width4x,
 	Speed:    ib.SpeedSDR | ib.SpeedDDR | ib.SpeedQDR,

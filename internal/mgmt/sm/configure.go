@@ -102,9 +102,7 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 	}
 	w.OperationalVLs = min(w.VLCap, peer.Info.VLCap)
 	if n.IsSwitch() {
-		on := s.enforces(r)
-		w.PartitionEnforceIn = on && n.Switch.Info.InboundEnforcementCap
-		w.PartitionEnforceOut = on && n.Switch.Info.OutboundEnforcementCap
+		w.PartitionEnforceIn, w.PartitionEnforceOut = s.enforcement(r)
 	}
 	return w
 }
@@ -132,6 +130,12 @@ func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
 	p.Held.LID = p.Info.LID
 	if p.Info.PortState < was.PortState && r.ref.Port != 0 {
 		s.again = "a link went down during the sweep"
+	}
+	if r.ref.Port != 0 && s.confines(r.ref) {
+		if in, _ := s.enforcement(r.ref); in && !p.Info.PartitionEnforceIn {
+			s.failed++
+			s.problem(s.nameOf(r.ref), "it does not enforce partitions, though it was set to")
+		}
 	}
 	// A port without a LID discards the trap that reports its new manager.
 	if p.GUID != 0 && p.Info.CapabilityMask&^was.CapabilityMask&mad.CapIsSM != 0 {

@@ -148,6 +148,10 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	known, ok := s.byGUID[i.NodeGUID]
 	isSwitch := i.NodeType == mad.NodeSwitch
+	if isSwitch && s.isEnd(from.Node) {
+		s.claims[from] = claim{i.NodeGUID, i.LocalPortNum}
+		return
+	}
 	switch {
 	case i.NodeGUID == 0 || i.PortGUID == 0:
 		s.failed++
@@ -340,12 +344,15 @@ func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 }
 
 // lookBehind probes the node at the other end of the link of a port, if it is unknown. Adapters have no other
-// ports, except for that of the manager.
+// ports, except for that of the manager. The ports of confined switches have to wait for the phase beyond.
 func (s *sweep) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
 	if p.Info.PortState < ib.PortInit || p.Info.PortState > ib.PortActive || !p.Peer.IsNone() {
 		return
 	}
 	if n.IsSwitch() && r.Port == 0 || !n.IsSwitch() && (r.Node != 0 || s.t.Self != r) {
+		return
+	}
+	if s.phase < beyond && s.isEnd(r.Node) {
 		return
 	}
 	path := pathTo(s.t, r)

@@ -293,6 +293,7 @@ func TestChaos(t *testing.T) {
 func FuzzHostile(f *testing.F) {
 	f.Add([]byte{0}, byte(0))
 	f.Add([]byte{1, 4, 0xff, 2, 66, 7, 3, 64, 0xfe}, byte(1))
+	f.Add([]byte{1, 64, 2}, byte(9))
 	f.Add([]byte{20, 68, 2, 21, 80, 0xff, 22, 96, 0x54, 7, 97, 0x20}, byte(2))
 	f.Fuzz(func(t *testing.T, edits []byte, what byte) {
 		s := newSmall(1)
@@ -317,6 +318,9 @@ func FuzzHostile(f *testing.F) {
 			}
 		}
 		m := s.Attach(s.c1, sm.Config{}, sm.Intent{Enforce: what&2 != 0, LMC: what >> 2 & 1}, sm.Observations{})
+		if what&8 != 0 { // the liar is confined, if it is a switch
+			m.SetTransit(s.Now, transitOf(s.s1, s.s2))
+		}
 		if !s.Until(40*time.Second, func() bool { return m.Topo() != nil }) {
 			t.Fatalf("%+v", m.Status())
 		}

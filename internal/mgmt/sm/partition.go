@@ -3,6 +3,7 @@
 package sm
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -92,50 +93,21 @@ func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
 	return t, true
 }
 
-// partition writes the P_Key tables of ports with LIDs, and of the switch ports
-// that enforce partitions for them.
+// partition writes the P_Key tables of ports with LIDs.
 func (s *sweep) partition() {
-	s.trustTables()
 	for r := range s.t.EndPorts() {
 		p := s.t.Port(r)
 		if p.Info.PortState == 0 || len(p.PKeys) == 0 {
 			continue
 		}
-		keys := s.base.keysOf(p.GUID)
-		want, ok := place(p.PKeys, keys)
-		if !ok {
+		if keys := s.base.keysOf(p.GUID); len(keys) > len(p.PKeys) {
 			s.failed++
 			p.Held.Why = fmt.Sprintf("its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
 			s.problem(s.nameOf(r), "%s", p.Held.Why)
-			want, _ = place(p.PKeys, keys[:len(p.PKeys)])
 		}
+		want := s.wanted(r)
 		s.writeKeys(r, p.PKeys, want, false)
 		p.PKeys = want
-	}
-	if !s.base.intent.Enforce {
-		return
-	}
-	for i := range s.t.Nodes {
-		n := &s.t.Nodes[i]
-		for k := range n.Ports {
-			r := topo.Ref{Node: int32(i), Port: uint8(k)}
-			if !s.enforces(r) {
-				continue
-			}
-			p := &n.Ports[k]
-			want := make([]ib.PKey, n.Switch.Info.PartitionEnforcementCap)
-			copy(want, nonzero(s.t.Port(p.Peer).PKeys))
-			had := make([]ib.PKey, len(want))
-			unknown := true
-			if s.trusted[i] != nil {
-				if old := s.base.topo.Port(s.base.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil &&
-					len(old.PKeys) == len(want) {
-					had, unknown = old.PKeys, false
-				}
-			}
-			s.writeKeys(r, had, want, unknown)
-			p.PKeys = want
-		}
 	}
 }
 
@@ -143,13 +115,12 @@ func nonzero(keys []ib.PKey) []ib.PKey {
 	return slices.DeleteFunc(slices.Clone(keys), func(k ib.PKey) bool { return k&0x7fff == 0 })
 }
 
-// enforces reports whether a switch port enforces the partitions of the adapter behind it.
+// enforces reports whether the intent makes a switch port enforce the partitions of the adapter behind it.
 func (s *sweep) enforces(r topo.Ref) bool {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	peer := s.t.Port(p.Peer)
 	return s.base.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil &&
-		!s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
-		len(nonzero(peer.PKeys)) <= int(n.Switch.Info.PartitionEnforcementCap)
+		!s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0
 }
 
 // writeKeys sets the blocks of a P_Key table that differ, or all.
@@ -193,6 +164,7 @@ func (s *sweep) readKeys() {
 			q.block, q.stern = uint16(b), true
 		}
 	}
+	border{s}.readEnforced()
 }
 
 func (s *sweep) gotLightKeys(_ mono.Time, r *request, a *mad.SMP) {
@@ -213,7 +185,14 @@ func (s *sweep) gotLightKeys(_ mono.Time, r *request, a *mad.SMP) {
 // gotKeys records the P_Key table that a port reports to have after a Set.
 func (s *sweep) gotKeys(now mono.Time, r *request, a *mad.SMP) {
 	s.gotTable(now, r, a)
-	if p := s.t.Port(r.ref); p.GUID != 0 && a != nil && a.Status == mad.StatusOK {
+	p := s.t.Port(r.ref)
+	switch {
+	case a == nil || a.Status != mad.StatusOK:
+	case p.GUID != 0:
 		keepKeys(p, r.block, a)
+	case !bytes.Equal(a.Data[:], r.data[:]):
+		s.unwrote[r.ref.Node] = true
+		s.failed++
+		s.problem(s.nameOf(r.ref), "it has not the P_Keys that were written to it")
 	}
 }

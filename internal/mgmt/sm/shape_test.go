@@ -28,6 +28,8 @@ type planned struct {
 	used  map[ib.GUID]map[uint8]ib.GUID
 	have  map[shape.Pair][2]uint8
 	next  int
+	// open is the number of members that carry packets of others, 0 for all.
+	open int
 }
 
 func newPlanned(ports int) *planned {
@@ -43,8 +45,29 @@ func (p *planned) join() {
 	g := sw.Agent.Config().NodeGUID
 	p.sw[g], p.ca[g], p.used[g] = sw, ca, map[uint8]ib.GUID{}
 	p.list = append(p.list, shape.Member{GUID: g, Name: name, Joined: time.Unix(int64(p.next), 0),
-		Ports: shape.TrunkPorts(p.ports, 1, 0)})
+		Ports: shape.TrunkPorts(p.ports, 1, 0), Confined: p.open > 0 && p.next >= p.open})
 	p.next++
+}
+
+// attach starts a manager at the first member.
+func (p *planned) attach() *sm.Manager {
+	m := p.f.Attach(p.ca[p.list[0].GUID], sm.Config{}, sm.Intent{}, sm.Observations{})
+	p.permit(m)
+	return m
+}
+
+// permit has the manager route through the members that carry packets of others.
+func (p *planned) permit(m *sm.Manager) {
+	if p.open == 0 {
+		return
+	}
+	set := map[ib.GUID]bool{}
+	for i := range p.list {
+		if !p.list[i].Confined {
+			set[p.list[i].GUID] = true
+		}
+	}
+	m.SetTransit(p.f.Now, set)
 }
 
 // leave ends a member.
@@ -150,7 +173,7 @@ func TestShapeRoutes(t *testing.T) {
 	p.join()
 	p.join()
 	p.plug(t)
-	m := p.f.Attach(p.ca[p.list[0].GUID], sm.Config{}, sm.Intent{}, sm.Observations{})
+	m := p.attach()
 	forms := map[shape.Form]bool{}
 	for len(p.list) < 40 {
 		p.join()
@@ -182,7 +205,7 @@ func TestManyMembersJoin(t *testing.T) {
 	}
 	p := newPlanned(36)
 	p.join()
-	m := p.f.Attach(p.ca[p.list[0].GUID], sm.Config{}, sm.Intent{}, sm.Observations{})
+	m := p.attach()
 	for len(p.list) < upTo {
 		p.join()
 		p.plug(t)
@@ -201,25 +224,34 @@ func TestManyMembersJoin(t *testing.T) {
 // BenchmarkShape brings a fabric of many members up with the trunks of its plan, and has the manager discover and route
 // it: all pairs reach each other at the end. Memory is what manager and simulated switches have on the heap.
 func BenchmarkShape(b *testing.B) {
-	for _, c := range []struct{ members, ports int }{{40, 36}, {200, 36}, {1000, 36}, {1000, 160}} {
-		b.Run(fmt.Sprint(c.members, "/ports=", c.ports), func(b *testing.B) {
-			var smps, longest float64
+	for _, c := range []struct{ members, ports, open int }{{40, 36, 0}, {200, 36, 0}, {200, 200, 0}, {200, 200, 2},
+		{200, 36, 16}, {1000, 36, 0}, {1000, 160, 0}} {
+		b.Run(fmt.Sprint(c.members, "/ports=", c.ports, "/open=", c.open), func(b *testing.B) {
+			var smps, longest, again, light float64
 			var heap runtime.MemStats
 			for b.Loop() {
 				b.StopTimer()
 				p := newPlanned(c.ports)
+				p.open = c.open
 				for range c.members {
 					p.join()
 				}
 				p.plug(b)
 				b.StartTimer()
-				m := p.f.Attach(p.ca[p.list[0].GUID], sm.Config{}, sm.Intent{}, sm.Observations{})
+				m := p.attach()
 				if !p.f.Until(10*time.Minute, func() bool { return m.Topo() != nil }) {
 					b.Fatal("did not come up")
 				}
 				b.StopTimer()
 				longest = float64(p.routed(b, m, p.adapters())) - 2 // without the links of the adapters
 				smps = float64(m.Status().Counters["sent"])
+				was := m.Topo()
+				m.Sweep(p.f.Now)
+				p.f.Poke(p.ca[p.list[0].GUID])
+				p.f.Until(time.Minute, func() bool { return m.Topo() != was })
+				again = float64(m.Status().Counters["sent"]) - smps
+				p.f.Run(11 * time.Second)
+				light = float64(m.Status().Counters["sent"]) - smps - again
 				runtime.GC()
 				runtime.ReadMemStats(&heap)
 				runtime.KeepAlive(p)
@@ -227,6 +259,8 @@ func BenchmarkShape(b *testing.B) {
 				b.StartTimer()
 			}
 			b.ReportMetric(smps, "SMPs")
+			b.ReportMetric(again, "SMPs/sweep")
+			b.ReportMetric(light, "SMPs/light")
 			b.ReportMetric(longest, "trunks")
 			b.ReportMetric(float64(heap.HeapAlloc)/(1<<20), "MiB")
 		})

@@ -26,10 +26,12 @@ type phase uint8
 
 const (
 	discovering phase = iota
+	beyond            // discovery behind confined switches
 	electing
 	claiming   // ports with another M_Key
 	clearing   // PortStateChange
 	rechecking // ports that were down when PortStateChange was cleared late
+	enforcing  // P_Key tables of switches
 	partitioning
 	numbering // LIDs and other settings of ports that are not in INIT
 	laning
@@ -54,6 +56,7 @@ type sweep struct {
 	tables   *route.Tables
 	byGUID   map[ib.GUID]int32
 	byPort   map[ib.GUID]topo.Ref
+	claims   map[topo.Ref]claim // by port of a confined switch: the switch behind it
 	ports    int
 	times    []mono.Time // by node: the time of its last answer
 	links    int
@@ -124,6 +127,7 @@ func (m *Manager) startHeavy(now mono.Time, why string) {
 	s.t = &topo.Subnet{Prefix: m.intent.Prefix, Nodes: make([]topo.Node, 0, n+n/8)}
 	s.byGUID = make(map[ib.GUID]int32, n)
 	s.byPort = make(map[ib.GUID]topo.Ref, n)
+	s.claims = map[topo.Ref]claim{}
 	s.late = map[int32]bool{}
 	s.keys, s.guarded = map[int32]uint64{}, map[int32]bool{}
 	s.probe(nil, topo.None, 0)
@@ -155,6 +159,8 @@ func (m *Manager) advance(now mono.Time) {
 // enter begins a phase of a heavy sweep.
 func (m *Manager) enter(now mono.Time, s *sweep) {
 	switch s.phase {
+	case beyond:
+		border{s}.lookBeyond()
 	case electing:
 		if len(s.t.Nodes) == 0 {
 			m.endFailed(now, "the port of the manager does not answer, or only to another M_Key")
@@ -167,6 +173,10 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 		s.clearChanges()
 	case rechecking:
 		s.recheck()
+	case enforcing:
+		border{s}.settleClaims()
+		s.trustTables()
+		border{s}.enforce()
 	case partitioning:
 		s.partition()
 	case numbering:

@@ -173,7 +173,7 @@ func New(c Config) *Subnet {
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
 		VendorID: vendorID, Description: switchDescription(c.Host), Caps: agent.DefaultCaps,
-		EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
+		EnforceCap: agent.EnforceCap, EnhancedPort0: true}, switchOwner{s},
 		switchCounters{s})
 	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers)}
 	for i, name := range c.Peers {

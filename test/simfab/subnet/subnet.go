@@ -80,7 +80,7 @@ type Node struct {
 // Switch adds a switch.
 func (f *Fabric) Switch(name string, ports uint8) *Node {
 	c := f.config(name)
-	c.Type, c.NumPorts, c.EnforceCap, c.PortGUID = mad.NodeSwitch, ports, 32, c.NodeGUID
+	c.Type, c.NumPorts, c.EnforceCap, c.PortGUID = mad.NodeSwitch, ports, agent.EnforceCap, c.NodeGUID
 	return f.Add(name, c)
 }
 
