@@ -56,3 +56,30 @@ func TestConfinedMember(t *testing.T) {
 	r.eventually("host2", has, "0")
 	works()
 }
+
+// TestOpenSMOfMembers: Debian's OpenSM manages a fabric of members from a host with the role manager: ports of members
+// with and without roles come up, and programs work between them.
+func TestOpenSMOfMembers(t *testing.T) {
+	lab.NeedNetNS(t)
+	needs(t, "opensm")
+	t.Parallel()
+	r := newReader(t)
+	r.hosts(3)
+	for _, h := range []string{"host1", "host2", "host3"} {
+		r.must(h, "export WEFT_SM=external WEFT_STORE=embedded")
+	}
+	r.must("host1", "weft up --detach", "weft: ready: ...")
+	r.must("host1", "weft token", "weft join 10.0.0.1 --token ...")
+	r.must("host2", "weft join 10.0.0.1 --token ...", "host2 is a member of fabric ...")
+	r.must("host1", "weft token --role member", "weft join 10.0.0.1 --token ...")
+	r.must("host3", "weft join 10.0.0.1 --token ...", "host3 is a member of fabric ...")
+	r.must("host2", "(weft run -- opensm -f /run/opensm.log -g $(weft run -- ibstat -p weft_ib0 | head -1) >/dev/null 2>&1 &)")
+	for _, h := range []string{"host1", "host2", "host3"} {
+		r.eventually(h, "weft status", "device weft_ib0: InfiniBand port ACTIVE ...", "trunks 2 of 2 up")
+	}
+	for h, at := range map[string]string{"host1": "10.0.0.2", "host2": "10.0.0.3", "host3": "10.0.0.1"} {
+		server := "host" + at[len(at)-1:]
+		r.must(server, "weft run -- ibv_rc_pingpong -d weft_ib0 &")
+		r.must(h, "weft run -- ibv_rc_pingpong -d weft_ib0 "+at, "1000 iters in ...")
+	}
+}
