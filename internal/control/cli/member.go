@@ -203,7 +203,8 @@ func memberSet(a *app) *cobra.Command {
 		Use: "set NAME --role spine|leaf|any", Short: "set a member's role in the plan of trunks",
 		Args: cobra.ExactArgs(1),
 		Long: `Set the role of a member in the plan of trunks. A spine forwards packets of
-others, before all members without this role. A leaf forwards nothing, and
+others, before all members without this role, and is a voter, manager or
+administrator as well: no other member forwards. A leaf forwards nothing, and
 begins all of its trunks: others need not reach it. With "any" the plan
 chooses. "weft fabric plan" shows the plan.`,
 		ValidArgsFunction: a.memberNames(),

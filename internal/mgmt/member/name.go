@@ -137,7 +137,7 @@ const (
 	Administrator
 	// Leaf: no path of others leads through the member; one open UDP port is enough.
 	Leaf
-	// Spine: paths of others lead through the member before all members without this role. It permits transit.
+	// Spine: paths of others lead through the member before all members without this role. It permits nothing.
 	Spine
 
 	allRoles = Voter | Manager | Administrator | Leaf | Spine
@@ -151,9 +151,14 @@ var roleNames = []string{"voter", "manager", "administrator", "leaf", "spine"}
 // Has reports whether r has all of x.
 func (r Role) Has(x Role) bool { return r&x == x }
 
-// Transits reports whether a member with these roles may carry packets of third members. Each of the roles but leaf
-// shows that the fabric trusts the host with more than its own programs.
-func (r Role) Transits() bool { return r&(Voter|Manager|Administrator|Spine) != 0 && !r.Has(Leaf) }
+// Transits reports whether a member with these roles may carry packets of third members. A switch on the way can change
+// the management packets that pass it, so only a member does that can change the subnet by its role anyway: a voter by
+// the store, an administrator by commands, and a manager.
+func (r Role) Transits() bool { return r&(Voter|Manager|Administrator) != 0 && !r.Has(Leaf) }
+
+// errConfinedSpine is why a member without another role is no spine.
+var errConfinedSpine = errors.New("a spine carries management packets of others: it is a voter, manager or " +
+	"administrator as well")
 
 // Check returns why r is no set of roles.
 func (r Role) Check() error {
@@ -169,8 +174,12 @@ func (r Role) Check() error {
 }
 
 // Assignable returns why a host cannot be given r. Members that are no voters read the records of members and write
-// none, so that an administrator without that role could change nothing.
+// none, so that an administrator without that role could change nothing. Records can have roles that are not assignable
+// any more.
 func (r Role) Assignable() error {
+	if r.Has(Spine) && !r.Transits() {
+		return errConfinedSpine
+	}
 	if r.Has(Administrator) && !r.Has(Voter) {
 		return errors.New("an administrator is a voter as well: only voters write the records of members")
 	}

@@ -23,7 +23,7 @@ func TestShape(t *testing.T) {
 	if level(0) != shape.Spine || level(19) != shape.Leaf {
 		t.Errorf("the oldest is %v, the youngest %v", level(0), level(19))
 	}
-	r.Members[19].Roles, r.Members[0].Roles = Spine, Leaf
+	r.Members[19].Roles, r.Members[0].Roles = Spine|Manager, Leaf
 	if level(0) != shape.Leaf || level(19) != shape.Spine {
 		t.Errorf("with roles: leaf %v, spine %v", level(0), level(19))
 	}

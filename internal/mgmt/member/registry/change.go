@@ -409,6 +409,10 @@ func (r *Registry) SetShape(ctx context.Context, name string, role member.Role) 
 			return nil, problem.New(what, fmt.Sprintf("%s has the roles %v: %v", name, m.Roles, err),
 				"weft member remove "+name+"; weft token --role leaf; weft join, there")
 		}
+		if err := role.Assignable(); role == member.Spine && !roles.Transits() {
+			return nil, problem.New(what, fmt.Sprintf("%s has the roles %v: %v", name, m.Roles, err),
+				"weft member remove "+name+"; weft token --role manager,spine; weft join, there")
+		}
 		if roles == m.Roles {
 			return nil, nil
 		}

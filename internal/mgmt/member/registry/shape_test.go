@@ -87,20 +87,26 @@ func TestPlaces(t *testing.T) {
 func TestSetShape(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")
-	s := l.token(a, TokenSpec{Roles: member.Spine})
+	s := l.token(a, TokenSpec{Roles: member.Spine | member.Manager})
 	b := l.host(2)
 	answer, err := a.Join(t.Context(), l.request(b, 2, "b1", s), 1500, "10.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.cert = parse(t, answer.Certificate, nil)
+	plain := l.token(a, TokenSpec{Roles: member.Leaf})
+	if _, err := a.Join(t.Context(), l.request(l.host(3), 3, "c1", plain), 1500, "10.0.0.1"); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name, fault string
 		role, want  member.Role
 	}{
-		{"b1", "", member.Spine, member.Spine},
-		{"b1", "", member.Leaf, member.Leaf},
-		{"b1", "", 0, 0},
+		{"b1", "", 0, member.Manager},
+		{"b1", "", member.Spine, member.Spine | member.Manager},
+		{"c1", "a spine carries management packets of others", member.Spine, 0},
+		{"c1", "", member.Leaf, member.Leaf},
+		{"c1", "", 0, 0},
 		{"a1", "a leaf is neither voter nor manager", member.Leaf, 0},
 		{"x", "there is no member x", member.Leaf, 0},
 	} {
@@ -125,7 +131,7 @@ func TestSetShape(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, err := member.ClaimsOf(parse(t, answer.Certificate, nil))
-	if err != nil || x.Roles != member.Spine {
+	if err != nil || x.Roles != member.Spine|member.Manager {
 		t.Errorf("renewed: %v, %v", x.Roles, err)
 	}
 }
