@@ -73,7 +73,8 @@ func TestOpenSMOfMembers(t *testing.T) {
 	r.must("host2", "weft join 10.0.0.1 --token ...", "host2 is a member of fabric ...")
 	r.must("host1", "weft token --role member", "weft join 10.0.0.1 --token ...")
 	r.must("host3", "weft join 10.0.0.1 --token ...", "host3 is a member of fabric ...")
-	r.must("host2", "(weft run -- opensm -f /run/opensm.log -g $(weft run -- ibstat -p weft_ib0 | head -1) >/dev/null 2>&1 &)")
+	r.must("host2", "(weft run -- opensm -f /run/opensm.log -g $(weft run -- ibstat -p weft_ib0 | head -1) "+
+		">/dev/null 2>&1 &)")
 	for _, h := range []string{"host1", "host2", "host3"} {
 		r.eventually(h, "weft status", "device weft_ib0: InfiniBand port ACTIVE ...", "trunks 2 of 2 up")
 	}
