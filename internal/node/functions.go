@@ -143,7 +143,7 @@ func (o *functionOperations) awaitCarrier(ctx context.Context, f *function) {
 // deviceElsewhere adds to an error the node that can put a device into a VESW, where this one cannot.
 func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 	return mgmt.Elsewhere(err, fmt.Sprintf("weft dev add %s --segment vesw with the same addresses here, "+
-		"then weft vesw port add %s and the port GUID that it prints at that node", r.Name, vesw))
+		"then weft vesw port add %s GUID with the port GUID that it prints, at that node", r.Name, vesw))
 }
 
 // create makes the function of a request; the intent is being edited.

@@ -127,7 +127,7 @@ func TestPendingIPLinks(t *testing.T) {
 	}
 	if !slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
 		return d.What == "ip_link" && strings.Contains(d.Why, "ib0_1_1999 is pending") &&
-			strings.HasPrefix(d.Fix, "weft pkey add 0x9999 ")
+			d.Fix == "weft pkey add 0x9999 weft_ib0@"+r.node.host+" where the subnet manager runs"
 	}) {
 		t.Errorf("%+v", r.status().Degraded)
 	}

@@ -209,10 +209,18 @@ func (n *Node) ipoibParams() (p ipoib.Params, err error) {
 func (n *Node) openInterfaces(params ipoib.Params) {
 	n.ip = ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Subnet: n.sub,
 		Adapters: n.funcs.nativeAdapters, Sessions: n.sessions, Connections: n.cm, Intent: n.intent,
-		Admit: n.gate.Admit})
+		Host: n.named, Admit: n.gate.Admit})
 	n.vesw = vesw.New(vesw.Config{Now: n.now, Log: n.log, Subnet: n.sub, Adapter: n.funcs.adapter, Functions: n.all,
 		WireLocal: n.cfg.WireLocal, Intent: n.intent, ChangePort: n.tree.changePort,
 		Admit: n.gate.Admit})
+}
+
+// named is the name of the host in the subnet, and whether that is its name as a member of a fabric.
+func (n *Node) named() (name string, isMember bool) {
+	if name := n.member.Name(); name != "" {
+		return name, true
+	}
+	return n.host, false
 }
 
 // openFunctions makes the editor of functions, the network cards of virtual machines, and the operations on functions.

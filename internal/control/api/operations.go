@@ -251,7 +251,7 @@ var (
 
 	DeleteVESWPort = Op[VESWPortDelete, None]{Method: "DELETE", Path: "/vesws/{name}/ports/{port}?vport",
 		What: "cannot take the port out of the virtual Ethernet switch", Access: FullAccess, Master: true,
-		Param: "a vport is a number, not %q", Fix: "weft vesw show"}
+		Param: "a vport is a number, not %q", Fix: "weft vesw"}
 )
 
 // This node's ports of virtual Ethernet switches (docs/notes/vesw.md).

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"strings"
 	"time"
 )
 
@@ -113,6 +114,7 @@ func (h handler) answer(w http.ResponseWriter, v any, err error) {
 		e := *asError(h.what, err)
 		if e.What == "" {
 			e.What = h.what
+			e.Why = strings.TrimPrefix(e.Why, h.what+": ") // of an error that names the operation as well
 		}
 		v, status = e, e.httpStatus()
 	}

@@ -39,7 +39,7 @@ func argsError(cmd *cobra.Command, args []string) error {
 	case use == cmd.CommandPath() && cmd.Name() == "up" && isAddr(args[0]):
 		return usage("weft up --peer "+args[0], "weft up takes no argument such as %q", args[0])
 	case use == cmd.CommandPath():
-		return usage(use, "%s takes no argument such as %q", use, args[0])
+		return usage(cmd.CommandPath(), "%s takes no argument such as %q", use, args[0])
 	}
 	return usage(fix, "%d is the wrong number of arguments: %s", len(args), use)
 }
@@ -90,6 +90,9 @@ func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
 		name, best := unknown.GetSpecifiedName(), 3
+		if name == "json" && cmd.Flags().Lookup("output") != nil {
+			return usage(cmd.CommandPath()+" -o json", "%v", err)
+		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if d := editDistance(name, f.Name); d < best || strings.HasPrefix(f.Name, name) {
 				best, fix = min(d, best), cmd.CommandPath()+" --"+f.Name

@@ -215,7 +215,7 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 		i := slices.IndexFunc(l, func(l api.IPLink) bool { return l.Name == name })
 		if i < 0 {
 			return &api.Error{Code: api.CodeNotFound, What: "the IP stack ended", Why: name + " was deleted",
-				Fix: "weft ipoib netstack"}
+				Fix: "weft ipoib; then the same again"}
 		}
 		now := "no carrier: " + l[i].Reason
 		if l[i].Carrier {

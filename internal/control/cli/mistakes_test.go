@@ -56,7 +56,10 @@ var mistakes = []mistake{
 	{line: "help stauts", code: 2, want: `unknown command "stauts"`, fix: "weft status", then: 0},
 	{line: "pkey lst", code: 2, want: `unknown command "lst"`, fix: "weft pkey list", then: 0},
 	{line: "mcast grups", code: 2, want: `unknown command "grups"`, fix: "weft mcast groups", then: 0},
+	{line: "logs", code: 2, want: `unknown command "logs"`,
+		fix: "read node.log in the directory that weft status shows", then: notTyped},
 	// Flags.
+	{line: "status --json", code: 2, want: "unknown flag: --json", fix: "weft status -o json", then: 0},
 	{line: "status --josn", code: 2, want: "unknown flag: --josn", fix: "weft status --help", then: 0},
 	{line: "status -o yaml", code: 2, want: `-o must be table or json, not "yaml"`, fix: "weft status -o json",
 		then: 0},
@@ -80,7 +83,7 @@ var mistakes = []mistake{
 	{line: "up --config /nonexistent", code: 2, want: "no such file",
 		fix: "make the file, or weft up without --config", then: notTyped},
 	{line: "up --peer 127.0.0.1", code: 2, want: "peer 127.0.0.1 is an address of this host",
-		fix:  "weft up --peer with the address of another host",
+		fix:  "weft up --peer ADDRESS, with that of another host",
 		then: notTyped},
 	{line: "up 10.0.0.2", code: 2, want: `takes no argument such as "10.0.0.2"`, fix: "weft up --peer 10.0.0.2",
 		then: notTyped},
@@ -261,7 +264,7 @@ func TestIgnored(t *testing.T) {
 		want string
 	}{
 		{map[string]string{"WEFT_WIRE_LOCAL": "1", "WEFT_LANES": "2"},
-			"weft: ignored, as a node already runs in /n: WEFT_LANES, WEFT_WIRE_LOCAL. fix: weft down, then weft run again\n"},
+			"weft: ignored, as a node already runs in /n: WEFT_LANES, WEFT_WIRE_LOCAL. fix: weft down; then the same again\n"},
 		{map[string]string{"WEFT_WIRE_LOCAL": "false", "WEFT_ROCE_PORT": "4793", "WEFT_DEVICE": "x", "WEFT_DIR": "/m"}, ""},
 	} {
 		var out bytes.Buffer

@@ -79,6 +79,9 @@ func pkeyError(what, command, help string, err error) error {
 	return usage(help, "%s: %v", what, err)
 }
 
+// operands are further operands of a command line.
+func operands(args []string) string { return strings.Join(append([]string{""}, args...), " ") }
+
 // partitionMember is a row of the table: a member, or a partition without one.
 type partitionMember struct {
 	of     api.Partition
@@ -166,8 +169,7 @@ func pkeyAdd(a *app) *cobra.Command {
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		key, err := parsePKey(args[0])
 		if err != nil {
-			return pkeyError(what, strings.Join(append([]string{"weft pkey add %s"}, args[1:]...), " "),
-				"weft pkey add --help", err)
+			return pkeyError(what, "weft pkey add %s"+operands(args[1:]), "weft pkey add --help", err)
 		}
 		p := api.Partition{Name: name, PKey: key}
 		for _, s := range args[1:] {
@@ -227,8 +229,7 @@ func pkeyDelete(a *app) *cobra.Command {
 				return err
 			}
 			if err != nil {
-				return pkeyError(what, strings.Join(append([]string{"weft pkey delete %s"}, args[1:]...), " "),
-					"weft pkey delete --help", err)
+				return pkeyError(what, "weft pkey delete %s"+operands(args[1:]), "weft pkey delete --help", err)
 			}
 			if err := do(cmd.Context(), a, api.DeletePartition, api.PartitionMembers{PKey: key,
 				Members: args[1:]}); err != nil {

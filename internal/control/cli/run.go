@@ -87,6 +87,9 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 		return &codeError{ExitNotFound, &api.Error{What: what, Why: "there is no such command",
 			Fix: "install it, or give its path"}}
+	case isDirectory(args[0]):
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: "it is a directory",
+			Fix: "weft run -- PROGRAM, with the path of a program"}}
 	case err != nil && !errors.Is(err, exec.ErrDot):
 		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "make it executable"}}
 	}
@@ -112,6 +115,9 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	}
 	if why := ignoresPreload(path); why != "" {
 		fix := "run a dynamically linked build of it"
+		if why == setID {
+			fix = "start it without weft, and in it weft run -- PROGRAM"
+		}
 		if slices.Contains(containerTools, filepath.Base(path)) {
 			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir +
 				" inside it"
@@ -199,11 +205,20 @@ func findShim(exe, lib string) (string, error) {
 	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
 }
 
+// setID is the reason of a program that the kernel gives the rights of another user.
+const setID = "it is set-uid or set-gid"
+
+// isDirectory reports whether what a user wants to run is a directory.
+func isDirectory(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir() && strings.ContainsRune(path, filepath.Separator)
+}
+
 // ignoresPreload returns the reason for which the loader preloads nothing into the program at path, empty where it
 // does. It passes scripts: the loader preloads into the programs that they run.
 func ignoresPreload(path string) string {
 	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
-		return "it is set-uid or set-gid"
+		return setID
 	}
 	f, err := elf.Open(path)
 	if err != nil {
@@ -308,7 +323,7 @@ func (a *app) reportIgnored(s api.Status) {
 		ignored = append(ignored, "WEFT_CONFIG")
 	}
 	if len(ignored) > 0 {
-		fmt.Fprintf(a.env.Err, "weft: ignored, as a node already runs in %s: %s. fix: weft down, then weft run again\n",
+		fmt.Fprintf(a.env.Err, "weft: ignored, as a node already runs in %s: %s. fix: weft down; then the same again\n",
 			printable(s.Dir), strings.Join(ignored, ", "))
 	}
 }
@@ -367,5 +382,5 @@ func (a *app) needDevice(ctx context.Context, what, dir, device string) error {
 		return &api.Error{What: what, Why: "the node has no device", Fix: "weft status --dir " + dir}
 	}
 	return &api.Error{What: what, Why: fmt.Sprintf("the node has no device %s, but %s", device,
-		strings.Join(names, ", ")), Fix: "weft run --device " + names[0]}
+		strings.Join(names, ", ")), Fix: "weft run --device " + names[0] + " -- PROGRAM"}
 }

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -78,9 +79,15 @@ var otherVerbs = map[string][]string{
 	"up": {"add"}, "down": {"delete"}, "members": {"list", "show"},
 }
 
+// logWords are commands of other tools that show the log, which is a file.
+var logWords = []string{"log", "logs", "journal"}
+
 // unknownCommand names the command that was probably meant.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	fix := cmd.CommandPath() + " --help"
+	if !cmd.HasParent() && slices.Contains(logWords, name) {
+		return usage("read node.log in the directory that weft status shows", "unknown command %q", name)
+	}
 	if s := suggestion(cmd, strings.ToLower(name)); s != "" {
 		fix = cmd.CommandPath() + " " + s
 	}

@@ -99,7 +99,7 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 	}
 	for _, p := range c.Peers {
 		if at, err := c.PeerAddr(p); err == nil && int(at.Port()) == c.TrunkPort && isOwn(at.Addr()) {
-			return c, usage("weft up --peer with the address of another host",
+			return c, usage("weft up --peer ADDRESS, with that of another host",
 				"%s: peer %s is an address of this host", what, p)
 		}
 	}

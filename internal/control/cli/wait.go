@@ -191,7 +191,7 @@ func downTrunks(s *api.Status) (why, fix string) {
 		return "", ""
 	}
 	return "the trunk to " + strings.Join(peers, " and ") + " is down",
-		"weft up --peer with an address of this node, on that host"
+		"weft trunk, here and on that host"
 }
 
 // inactive names what keeps a node from being active, with its fix; an empty fix is that of weft status.
@@ -217,7 +217,10 @@ func inactive(s *api.Status) (why, fix string) {
 // trunksDown names what is wrong with the trunks of a node.
 func trunksDown(s *api.Status) (why, fix string) {
 	if len(s.Trunks) == 0 {
-		return "the node has no trunk", "weft up --peer ADDRESS, or weft join"
+		if s.Member != "" {
+			return "the node has no trunk", "weft member list; weft fabric plan"
+		}
+		return "the node has no trunk", "weft join, or for nodes in no fabric weft up --peer ADDRESS"
 	}
 	if why, fix = downTrunks(s); why != "" {
 		return why, fix

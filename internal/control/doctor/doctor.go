@@ -8,18 +8,19 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member/home"
+	"weft/internal/proto/problem"
 )
 
 // Host is what the checks need of the host.
@@ -176,7 +177,8 @@ func (h *Host) ports(l *list) {
 		}
 		if err := h.Bind(p.port); err != nil {
 			sound = false
-			fix := fmt.Sprintf("weft up %s with another, or end what uses it: ss -ulpn sport = :%d", p.flag, p.port)
+			fix := fmt.Sprintf("weft up %s PORT with another, or end what uses it: ss -ulpn sport = :%d", p.flag,
+				p.port)
 			l.add(api.LevelFail, check, fix, "UDP port %d of %s cannot be used: %s", p.port, p.what, last(err))
 		}
 	}
@@ -221,11 +223,8 @@ func (h *Host) certificate(l *list) {
 		l.add(api.LevelWarn, check, "run as the node's user or as root", "uid %d may not read it", h.UID)
 		return
 	case err != nil:
-		text, fix, _ := strings.Cut(err.Error(), ". fix: ")
-		if fix == "" {
-			fix = "weft member remove --force NAME, on a member; weft leave; weft join, with a new token"
-		}
-		l.add(api.LevelFail, check, fix, "%s", text)
+		p := problem.Of("", err)
+		l.add(api.LevelFail, check, cmp.Or(p.Fix, again("NAME")), "%s", problem.Text(p.What, p.Why, ""))
 		return
 	}
 	begins, ends, err := validity(m.Certificate)

@@ -27,9 +27,9 @@ const (
 // unprivileged is the command that does without such a device.
 func (m Mode) unprivileged() string {
 	if m == TUN {
-		return "weft ipoib netstack"
+		return "weft ipoib netstack DEVICE --addr ADDRESS/LENGTH"
 	}
-	return "weft vesw netstack"
+	return "weft vesw netstack DEVICE --vesw ID --addr ADDRESS/LENGTH"
 }
 
 // CreateTUN makes an interface of a mode without carrier, and returns its descriptor, which blocks. Each packet has a

@@ -251,7 +251,7 @@ func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err 
 	}
 	if i, err = usableIntent(e.Value); err != nil {
 		return i, 0, &problem.Error{What: "cannot manage the subnet", Why: err.Error(), Err: err,
-			Fix: "weft store restore, with a backup, or upgrade weft on this node"}
+			Fix: "weft store restore FILE with a backup, or upgrade weft on this node"}
 	}
 	return i, e.Rev, nil
 }

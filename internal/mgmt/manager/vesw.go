@@ -269,7 +269,7 @@ func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, err er
 	}
 	if err != nil {
 		return i, 0, &problem.Error{What: "cannot manage the subnet", Why: fmt.Sprintf("read %s: %v", KeyVESWs, err),
-			Err: err, Fix: "weft store restore, with a backup, or upgrade weft on this node"}
+			Err: err, Fix: "weft store restore FILE with a backup, or upgrade weft on this node"}
 	}
 	return i, e.Rev, nil
 }

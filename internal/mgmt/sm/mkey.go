@@ -159,7 +159,8 @@ func (s *sweep) guard(r topo.Ref) {
 		why = "it lapses " + (time.Duration(i.MKeyLeasePeriod) * time.Second).String() +
 			" after that manager is gone; or"
 	}
-	s.problem(s.nameOf(r), "the port is guarded by another M_Key, of another manager (protection %d). fix: %s give this manager that key (weft sm set --m-key)",
+	s.problem(s.nameOf(r), "the port is guarded by another M_Key, of another manager (protection %d). fix: %s "+
+		"give this manager that key (weft sm set --m-key FILE)",
 		i.MKeyProtectBits, why)
 }
 

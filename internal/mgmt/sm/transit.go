@@ -175,7 +175,7 @@ func (b border) enforceConfined(r topo.Ref, keys []ib.PKey) {
 	if len(keys) > fit {
 		s.failed++
 		s.problem(s.nameOf(r), "the ports behind %s have %d P_Keys, and the table for packets from there has %d "+
-			"entries: packets with other keys are dropped. fix: weft pkey delete, for partitions that those ports do "+
+			"entries: packets with other keys are dropped. fix: weft pkey delete P_KEY, for partitions that those ports do "+
 			"not use", behind, len(keys), fit)
 		keys = keys[:fit]
 	}

@@ -159,7 +159,8 @@ func (s *Faults) links(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
 		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks",
 			spec.Device)
 	case spec.Link == api.LinkTrunk && !s.cfg.Trunks():
-		return false, false, refuse(api.CodeNotFound, "weft up --peer ADDRESS", "the node has no trunk")
+		return false, false, refuse(api.CodeNotFound, "weft join makes trunks to all members of a fabric",
+			"the node has no trunk")
 	}
 	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && s.cfg.Trunks(), nil
 }

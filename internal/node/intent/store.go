@@ -10,6 +10,7 @@
 package intent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -331,7 +332,7 @@ func (k *Store) Degraded() (list []api.Degraded) {
 	switch {
 	case missing != nil:
 		p := problem.Of("", missing)
-		add("devices_not_restored", p.Fix+"; then start the node again",
+		add("devices_not_restored", cmp.Or(p.Fix, fix)+"; then start the node again",
 			"devices that were added are not there, and changes of devices are not kept: %s",
 			problem.Text(p.What, p.Why, ""))
 	case !k.loaded:
@@ -350,7 +351,7 @@ func (k *Store) Degraded() (list []api.Degraded) {
 		add("device_not_restored", fix, "%s: %v", f.Name, f.Err)
 	}
 	for _, p := range k.ports {
-		add("vesw_port_not_restored", "weft vesw detach "+p.Key()+", and weft vesw attach again",
+		add("vesw_port_not_restored", "weft vesw detach "+p.Key()+"; then attach it again: weft vesw attach --help",
 			"the port of %s in VESW %d: %v", p.Device, p.VESW, p.Err)
 	}
 	return list

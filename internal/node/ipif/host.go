@@ -45,6 +45,9 @@ type Config struct {
 	// Adapters lists the adapters with an InfiniBand port, by number. Any goroutine may call it.
 	Adapters func() []*hca.Adapter
 	Sessions *session.Registry
+	// Host is the name of this host in the subnet, and whether it is a member of a fabric: every member can change
+	// partitions. Any goroutine may call it.
+	Host func() (name string, member bool)
 	// Admit returns why the host accepts no new IP link; nil: it does. Any goroutine may call it.
 	Admit func() error
 	// Connections is the communication manager, for links in connected mode.

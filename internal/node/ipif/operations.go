@@ -5,6 +5,7 @@ package ipif
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -317,6 +318,9 @@ var pathErrors = map[syscall.Errno]string{ipoib.ErrAgain: "not known yet: it is 
 // toward returns the link that has an address's prefix, or the one that is
 // named.
 func (h *Host) toward(name string, addr netip.Addr) (found *iface, err error) {
+	if !addr.IsValid() {
+		return nil, describe.Invalid("weft ipoib path --help", "there is no address")
+	}
 	if name != "" {
 		if found = h.find(name); found == nil {
 			return nil, errNoLink(name)
@@ -454,6 +458,17 @@ func (h *Host) change(ctx context.Context, name string, a api.IPAction) error {
 	return err
 }
 
+// fixPending is the command that puts the port of a link into its partition. On the node of the manager the name of
+// the device alone would be that of its own port.
+func (h *Host) fixPending(l *api.IPLink) string {
+	host, member := h.cfg.Host()
+	fix := fmt.Sprintf("weft pkey add %s %s@%s", l.PKey, l.Device, host)
+	if !member {
+		fix += " where the subnet manager runs"
+	}
+	return fix
+}
+
 // Degraded lists links without a carrier, and requests of the store that cannot be granted.
 func (h *Host) Degraded(links []api.IPLink) (list []api.Degraded) {
 	if h == nil {
@@ -464,10 +479,14 @@ func (h *Host) Degraded(links []api.IPLink) (list []api.Degraded) {
 		case l.Reason == describe.HostDrained: // which has a notice of its own
 		case l.Pending:
 			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " is pending: " + l.Reason,
-				Fix: "weft pkey add " + l.PKey + " " + l.Device + " where the subnet manager runs"})
+				Fix: h.fixPending(&l)})
 		case !l.Carrier && l.Reason != "device is down":
+			fix := "weft ipoib show " + l.Name
+			if strings.HasPrefix(l.Reason, "broadcast group: ") {
+				fix = "wait some seconds, the link joins again by itself; then " + fix
+			}
 			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " has no carrier: " + l.Reason,
-				Fix: "weft ipoib show " + l.Name})
+				Fix: fix})
 		}
 	}
 	h.mu.Lock()

@@ -187,8 +187,9 @@ func (h *Host) add(r api.IPRequest, admit func() error) (*request, error) {
 		if err = admit(); err != nil {
 			return
 		}
-		if o := h.overlap(q, params.PKeys); o != "" {
-			err = describe.Invalid("weft ipoib del "+o, "%s already has links of this request", o)
+		if o := h.overlap(q, params.PKeys); o != nil {
+			name := nameOf(&o.api)
+			err = describe.Invalid("weft ipoib del "+name, "%s already has links of this request", name)
 			return
 		}
 		h.requests = append(h.requests, q)
@@ -201,18 +202,18 @@ func (h *Host) add(r api.IPRequest, admit func() error) (*request, error) {
 	return q, err
 }
 
-// overlap returns the name of a request with a link in common, or nothing.
-func (h *Host) overlap(q *request, keys []ib.PKey) string {
+// overlap returns a request with a link in common, nil where there is none.
+func (h *Host) overlap(q *request, keys []ib.PKey) *request {
 	for _, o := range h.requests {
 		if o.api.Device != q.api.Device && o.api.Device != "" && q.api.Device != "" {
 			continue
 		}
 		shared := func(k ib.PKey) bool { return slices.Contains(o.keys, k) }
 		if len(keys) == 0 || len(o.keys) == 0 || slices.ContainsFunc(keys, shared) {
-			return nameOf(&o.api)
+			return o
 		}
 	}
-	return ""
+	return nil
 }
 
 // nameOf is the name by which people delete a request.

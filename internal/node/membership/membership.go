@@ -361,7 +361,7 @@ func (m *Membership) listen() *problem.Error {
 	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(m.cfg.Port)))
 	if err != nil {
 		return &problem.Error{What: "cannot answer hosts that join", Why: err.Error(), Err: err,
-			Fix: "weft up --trunk-port, with a TCP port that is free as well"}
+			Fix: "weft up --trunk-port PORT, with a TCP port that is free as well"}
 	}
 	server := join.NewServer(join.ServerConfig{Backend: backend{m}, Certificate: m.Certificate, Elsewhere: m.elsewhere,
 		Known: m.Knows, MTU: hostnet.PathMTU, Now: m.cfg.Now, Log: m.cfg.Log, Commands: m.commands})
@@ -429,7 +429,7 @@ func (m *Membership) open() (*registry.Registry, error) {
 	case m.id == nil:
 		return nil, registry.ErrNoFabric
 	case s == nil && err == nil:
-		err = problem.New("cannot reach the fabric's store", "this node has none", "weft up --store")
+		err = problem.New("cannot reach the fabric's store", "this node has none", "weft store status")
 		fallthrough
 	case s == nil:
 		return nil, err
@@ -542,6 +542,9 @@ func (m *Membership) voter() bool {
 	})
 }
 
+// otherStore is the fix of a member whose store is that of another fabric, or of none.
+const otherStore = "weft store status; start the node with the settings of its fabric: weft down; weft up --detach"
+
 // storeFault notes why the members cannot be read.
 func (m *Membership) storeFault(err error) {
 	m.fault("member_store", problem.Of("cannot read the members", m.noFabric(err)))
@@ -551,7 +554,7 @@ func (m *Membership) storeFault(err error) {
 func (m *Membership) noFabric(err error) error {
 	if r := m.roster.Load(); r != nil && errors.Is(err, registry.ErrNoFabric) {
 		return problem.New("cannot reach the members", "the store of this node is not that of fabric "+r.Fabric,
-			"weft up --store, with that of the fabric")
+			otherStore)
 	}
 	return err
 }
@@ -579,7 +582,7 @@ func (m *Membership) take(r *member.Roster) {
 	if r.Fabric != old.Fabric {
 		m.fault("member_store", problem.New("cannot use the store",
 			fmt.Sprintf("it is of fabric %s, this node is in fabric %s",
-				r.Fabric, old.Fabric), "weft up --store, with that of the fabric"))
+				r.Fabric, old.Fabric), otherStore))
 		return
 	}
 	m.fault("member_store", nil)
@@ -644,15 +647,20 @@ func (m *Membership) run() {
 	})
 }
 
+// unknownFix is the fix of an error without one: it is of the store, or of the path to a voter.
+const unknownFix = "weft store status; weft trunk"
+
 // Degraded lists what is wrong with the membership.
 func (m *Membership) Degraded() (list []api.Degraded) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p := m.faults["member_out"]; p != nil { // all else follows from it
-		return []api.Degraded{{What: "member_out", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
+		return []api.Degraded{{What: "member_out", Why: problem.Text(p.What, p.Why, ""),
+			Fix: cmp.Or(p.Fix, unknownFix)}}
 	}
 	for name, p := range m.faults {
-		list = append(list, api.Degraded{What: name, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix})
+		list = append(list, api.Degraded{What: name, Why: problem.Text(p.What, p.Why, ""),
+			Fix: cmp.Or(p.Fix, unknownFix)})
 	}
 	slices.SortFunc(list, func(a, b api.Degraded) int { return cmp.Compare(a.What, b.What) })
 	return list

@@ -113,7 +113,7 @@ func (m *Mesh) limits() (list []api.Degraded) {
 	if len(s.step.Blocked) > 0 {
 		list = append(list, api.Degraded{What: "trunk_blocked",
 			Why: "no port of the switch is free for trunks to " + names(s.plan, s.step.Blocked),
-			Fix: "weft up --switch-ports, with more of them"})
+			Fix: "weft up --switch-ports N, with more of them"})
 	}
 	return list
 }

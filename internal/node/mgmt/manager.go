@@ -101,7 +101,7 @@ func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChang
 			s.Roots = roots
 		}
 		if len(roots) > 0 && !slices.Contains(strings.Split(s.Engine, ","), "updn") {
-			return describe.Invalid("weft sm set --routing updn --roots …",
+			return describe.Invalid("weft sm set --routing updn --roots NODE",
 				"roots are for the engine updn, which the routing %q does not name", s.Engine)
 		}
 		if c.MKeyProtect != nil {
@@ -141,15 +141,16 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 		case n.noManager != nil:
 			e.Why, e.Fix = "the node has no manager: "+n.noManager.Error(), "weft status"
 		case n.cfg.Settings.SM == config.SMExternal:
-			e.Why, e.Fix = "a program manages the subnet, not this node", "saquery or ibnetdiscover, with weft run"
+			e.Why = "a program manages the subnet, not this node"
+			e.Fix = "weft run -- saquery, or weft run -- ibnetdiscover"
 		case n.fabric.Load().noManager():
-			e.Why, e.Fix = "this host has not the role manager", command+" on the node of the master"
+			e.Why, e.Fix = "this host has not the role manager", command+" … on the node of the master"
 			if lid := n.cfg.ManagedBy(); lid != 0 {
 				e.Why += fmt.Sprintf("; the manager at LID %d is master", lid)
 			}
 		case n.cfg.ManagedBy() != 0:
 			e.Why = fmt.Sprintf("this node has no manager; the one at LID %d is master", n.cfg.ManagedBy())
-			e.Fix = command + " on that node"
+			e.Fix = command + " … on that node"
 		}
 		return e
 	}
@@ -176,9 +177,9 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 		if who.Peer != "" {
 			name += " at " + who.Peer
 		}
-		e.Why, e.Fix = "the master is "+name, command+" on that node"
+		e.Why, e.Fix = "the master is "+name, command+" … on that node"
 		if who.Dir != "" {
-			e.Fix = command + " --dir " + who.Dir + " on that node"
+			e.Fix = command + " … --dir " + who.Dir + " on that node"
 		}
 	}
 	return e

@@ -144,7 +144,7 @@ func (n *Network) Notices() (list []api.Degraded) {
 	if s, _ := n.status(); s.Switches > 1 && !s.Keyed {
 		list = append(list, api.Degraded{What: "no_m_key",
 			Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
-			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
+			Fix: "weft join has them in a fabric; or the same weft up --m-key-file FILE on each"})
 	}
 	return list
 }

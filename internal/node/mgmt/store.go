@@ -3,6 +3,7 @@
 package mgmt
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -194,25 +195,31 @@ func broadcastMTU(bytes int) ib.MTU {
 	return ib.MTU2048
 }
 
+// showStore is the fix of an error of the store without one.
+const showStore = "weft store status"
+
 // unmanaged lists why the manager of this node does not work.
 func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	switch {
 	case n.noManager != nil:
 		p := problem.Of("", n.noManager)
-		return []api.Degraded{{What: "no_manager", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
+		return []api.Degraded{{What: "no_manager", Why: problem.Text(p.What, p.Why, ""),
+			Fix: cmp.Or(p.Fix, showStore)}}
 	case n.store == nil:
 		return nil
 	}
 	if n.manager != nil {
 		if p := n.manager.Unreadable(); p != nil {
-			return []api.Degraded{{What: "intent_unreadable", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
+			return []api.Degraded{{What: "intent_unreadable", Why: problem.Text(p.What, p.Why, ""),
+				Fix: cmp.Or(p.Fix, showStore)}}
 		}
 	}
 	if m := n.storeMember; m != nil {
 		p := m.Part()
 		if p.Room != nil {
 			w := problem.Of("", p.Room)
-			return []api.Degraded{{What: "store_disk", Why: problem.Text(w.What, w.Why, ""), Fix: w.Fix}}
+			return []api.Degraded{{What: "store_disk", Why: problem.Text(w.What, w.Why, ""),
+				Fix: cmp.Or(w.Fix, showStore)}}
 		}
 		if p.Alone {
 			return []api.Degraded{noMajority(&p, n.fabric.Load())}
@@ -225,10 +232,13 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 		return nil
 	}
 	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.Settings.StoreKind(),
-		Fix: "start it or make it reachable, or name another with weft up --store"}
+		Fix: "start it or make it reachable, or name another: weft up --store URL"}
+	if n.fabric.Load() != nil {
+		d.Fix = "start the members that have a copy of the store: weft member list, weft store status"
+	}
 	if ctx.Err() == nil {
 		p := problem.Of("", down)
-		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), p.Fix
+		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), cmp.Or(p.Fix, showStore)
 	}
 	return []api.Degraded{d}
 }

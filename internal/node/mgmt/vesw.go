@@ -273,7 +273,7 @@ func partitionFree(i *manager.Intent, v *em.VESW) error {
 	key := describe.PKey(v.Key())
 	return &api.Error{Code: api.CodeConflict,
 		Why: "partition " + key + ", which it would have for itself, is there already",
-		Fix: "weft vesw create --id with another, or --pkey " + key + " to share it"}
+		Fix: "weft vesw create NAME --id N with another, or --pkey " + key + " to share it"}
 }
 
 func (e *VESWs) change(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {

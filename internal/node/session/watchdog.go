@@ -116,7 +116,7 @@ func (r *Registry) Degraded() (list []api.Degraded) {
 		if m := d.slow(); m != "" {
 			list = append(list, api.Degraded{What: "slow_memory_access", Why: fmt.Sprintf("%s (pid %d): %s", d.comm,
 				d.pid, m),
-				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
+				Fix: "run the node as the program's user or as root, or the program with weft run --arena -- PROGRAM"})
 		}
 		if why := d.protection(); why != "" {
 			list = append(list, api.Degraded{What: "protected_memory", Why: fmt.Sprintf("%s (pid %d): %s", d.comm, d.pid,

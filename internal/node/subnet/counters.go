@@ -27,7 +27,7 @@ func (s *Subnet) Counters(add func(scope, instance, name string, v uint64)) erro
 			if i == 0 {
 				for p := range s.trunks.Peers() {
 					if s.trunks.Used(p) {
-						names[p] = s.trunks.Status(p).Addr.String()
+						names[p] = peerName(s, p, s.trunks.Status(p).Addr)
 					}
 				}
 			}

@@ -332,6 +332,14 @@ func (s *Subnet) TrunkPort(peer int) uint8 { return s.wiring.Load().Trunk[peer] 
 var portStates = map[ib.PortState]string{ib.PortDown: "DOWN", ib.PortInit: "INIT", ib.PortArmed: "ARMED",
 	ib.PortActive: "ACTIVE"}
 
+// peerName is the address of the other end of a trunk. Where none is known yet, it is the trunk's port of the switch.
+func peerName(s *Subnet, peer int, at netip.AddrPort) string {
+	if !at.IsValid() {
+		return fmt.Sprintf("switch port %d", s.TrunkPort(peer))
+	}
+	return at.String()
+}
+
 // Trunks describes the trunks, none where the node has none. wall is a time of the node's clock as people have it. No
 // lane may call it.
 func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err error) {
@@ -346,8 +354,8 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 			}
 			index = append(index, i)
 			k := s.trunks.Status(i)
-			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit,
-				Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs, Rekeys: k.Rekeys,
+			t := api.Trunk{Peer: peerName(s, i, k.Addr), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT,
+				Limit: k.Limit, Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs, Rekeys: k.Rekeys,
 				Received: k.Packets, Lost: k.Lost,
 				Reordered: k.Reordered, Downs: k.Downs}
 			if k.Node != 0 {
@@ -366,6 +374,10 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 		err = s.Do(func() {
 			for p := range list {
 				list[p].State = portStates[s.Switch.Port(uint8(list[p].Port)).PortState]
+				name, unknown := s.peers[index[p]].name, peerName(s, index[p], netip.AddrPort{})
+				if list[p].Peer == unknown && name != "" {
+					list[p].Peer = name
+				}
 			}
 		})
 	}
@@ -385,12 +397,13 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 	for _, t := range trunks {
 		if !t.Up {
-			host := t.Peer
-			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
-				host = a.Addr().String()
+			d := api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer)}
+			if a, err := netip.ParseAddrPort(t.Peer); err == nil && a.IsValid() {
+				d.Fix = "ping " + a.Addr().String() + "; weft trunk, there"
+			} else {
+				d.Why = fmt.Sprintf("nothing is received from %s, and no address leads there", t.Peer)
+				d.Fix = "weft member list; weft status, there"
 			}
-			d := api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
-				Fix: "ping " + host + "; weft trunk, there"}
 			if t.Why != "" && t.Why != "nothing answers" {
 				d.Why = fmt.Sprintf("the node at %s gets no trunk: %s", t.Peer, t.Why)
 				d.Fix = "weft trunk, there; the same --trunk-key-file at both nodes"

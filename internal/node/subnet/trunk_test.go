@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -171,5 +172,40 @@ func TestTrunksOfStuckLane(t *testing.T) {
 	}
 	if err := s.RemoveTrunk(0); err != nil || s.TrunkPort(0) != 0 {
 		t.Errorf("%v, port %d", err, s.TrunkPort(0))
+	}
+}
+
+// TestTrunkWithoutAddress: a trunk to a peer of which no address is known has the peer's name, and a fix for it.
+func TestTrunkWithoutAddress(t *testing.T) {
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+	k, err := trust.FromKey(bytes.Repeat([]byte{9}, trust.KeyLen), "test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startTestSubnet(t, &mirrorCount{}, 0x100, nil, func(s *Subnet) {
+		if err := s.OpenTrunks(TrunkConfig{Port: at.Port(), Grows: true, Trust: k, Name: "a"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.CloseTrunks)
+	})
+	if _, err := s.AddTrunk("host2", udp.Peer{Anywhere: true, Node: 0x200}, false); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.Trunks(func(mono.Time) time.Time { return time.Time{} })
+	if err != nil || len(list) != 1 || list[0].Peer != "host2" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	wrong, err := s.Degraded(list)
+	if err != nil || len(wrong) == 0 || wrong[0].What != "trunk_down" ||
+		wrong[0].Why != "nothing is received from host2, and no address leads there" ||
+		wrong[0].Fix != "weft member list; weft status, there" {
+		t.Errorf("%+v, %v", wrong, err)
+	}
+	if err := s.Counters(func(_, instance, name string, _ uint64) {
+		if strings.Contains(instance, "invalid") {
+			t.Errorf("%s of %q", name, instance)
+		}
+	}); err != nil {
+		t.Error(err)
 	}
 }

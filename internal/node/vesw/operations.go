@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"weft/internal/control/api"
@@ -432,7 +433,11 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed, Fix: fmt.Sprintf(
 				"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
 			if p := problem.Of("", failures[portKey(v.Device, v.VPort)]); p != nil && p.Fix != "" {
-				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), p.Fix+"; "+d.Fix
+				also := d.Fix
+				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), cmp.Or(p.Fix, also)
+				if !strings.Contains(p.Fix, "netstack") { // else it names the same
+					d.Fix += "; " + also
+				}
 			}
 			list = append(list, d)
 		case v.Problem != "":

@@ -87,7 +87,7 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 // elsewhere adds to an error the node that can put a card into a VESW, where this one cannot.
 func elsewhere(err error, vesw, name string) error {
 	return mgmt.Elsewhere(err, fmt.Sprintf("weft vm add %s without --vesw here, "+
-		"then weft vesw port add %s and its port's GUID at that node", name, vesw))
+		"then weft vesw port add %s GUID with its port's GUID, at that node", name, vesw))
 }
 
 // remove deletes a card, and takes it out of its VESW.

@@ -181,7 +181,8 @@ func openError(port uint16, err error) error {
 		who = "an unknown process"
 	}
 	return &problem.Error{What: fmt.Sprintf("open RoCE port %d", port), Why: fmt.Sprintf("held by %s: %v", who, err),
-		Fix: fmt.Sprintf("stop it, or use another port: weft up --roce-port %d, or WEFT_ROCE_PORT=%d weft run", port+2,
+		Fix: fmt.Sprintf("stop it, or use another port: weft up --roce-port %d, "+
+			"or WEFT_ROCE_PORT=%d weft run -- PROGRAM", port+2,
 			port+2), Err: err}
 }
 

@@ -87,6 +87,7 @@ type Status = trunk.Status
 type Link struct {
 	port     uint16
 	recvBuf  int
+	grows    bool // as of the config: the peers are members of a fabric, which find each other by themselves
 	core     *trunk.Core
 	event    func(trunk.Event)
 	apart    func(work func(), then func(now mono.Time)) bool
@@ -136,7 +137,7 @@ func Open(cfg Config) (*Link, error) {
 		return nil, errors.New("open trunks: nothing authenticates the peers")
 	}
 	l := &Link{port: cfg.Port, recvBuf: cfg.RecvBuffer, event: cfg.Event, apart: cfg.Apart,
-		fd: [2]int{-1, -1}, answers: [2]int{-1, -1}}
+		grows: cfg.Grows || cfg.Later, fd: [2]int{-1, -1}, answers: [2]int{-1, -1}}
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
@@ -567,10 +568,14 @@ func (l *Link) Degraded() []udpsock.Degraded {
 	}
 	if new := l.c.DropUnknown != l.strange || l.recent != 0; down && new && !l.core.Admits(l.stranger) {
 		// Most likely the peer that is missed, from another of its addresses.
+		fix := "if that is the peer, give this address of it to --peer"
+		if l.grows {
+			fix = "weft member list --wide, for the addresses of members; weft trunk, there"
+		}
 		d = append(d, udpsock.Degraded{Name: "trunk_stranger",
 			Detail: fmt.Sprintf("a trunk is down, and %d datagrams came from addresses of no peer, the last from %v",
 				l.c.DropUnknown, l.stranger),
-			Fix: "if that is the peer, give this address of it to --peer"})
+			Fix: fix})
 	}
 	return d
 }
@@ -586,7 +591,11 @@ func pathDegraded(at netip.AddrPort, s *Status, path int) []udpsock.Degraded {
 	}
 	switch {
 	case path == 0:
-		return one("trunk_path", "has no route: nothing can be sent", "ip route get "+at.Addr().String())
+		fix := "ip route"
+		if at.IsValid() {
+			fix = "ip route get " + at.Addr().String()
+		}
+		return one("trunk_path", "has no route: nothing can be sent", fix)
 	case path < trunk.MinDatagram:
 		return one("trunk_path", fmt.Sprintf("has a path MTU below %d: nothing can be sent", trunk.MinDatagram+28),
 			"raise the MTU of the interfaces on the path")

@@ -126,7 +126,7 @@ func newTarget(at netip.AddrPort, local netip.Addr) *target {
 func zone(a netip.Addr) (uint32, error) {
 	z := a.Zone()
 	switch {
-	case z == "" && a.Is6() && a.IsLinkLocalUnicast():
+	case z == "" && a.IsValid() && a.Is6() && a.IsLinkLocalUnicast():
 		return 0, &problem.Error{What: "a link-local address needs its interface", Fix: fmt.Sprintf("%v%%DEV", a)}
 	case z == "" || !a.IsLinkLocalUnicast():
 		return 0, nil

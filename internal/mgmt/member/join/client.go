@@ -150,7 +150,7 @@ func (c *Client) Renew(ctx context.Context, address string, present tls.Certific
 	if stranger != nil {
 		return nil, problem.New(what, "the host at "+address+" is no member as far as this one can prove: "+stranger.Why+
 			"; this one was removed, or was away while the CA was replaced",
-			"weft member remove --force, on a member that lists it; weft leave; weft join, with a new token")
+			"weft member remove --force NAME, on a member that lists it; weft leave; weft join, with a new token")
 	}
 	if p != nil {
 		p.What = what

@@ -142,7 +142,7 @@ func (r *Registry) read(ctx context.Context) (*view, error) {
 		return nil, err
 	}
 	if v.fabric, err = member.Decode[member.Fabric](e.Value); err != nil {
-		return nil, problem.New("cannot use the fabric", err.Error(), "weft store restore, or upgrade weft")
+		return nil, problem.New("cannot use the fabric", err.Error(), restoreOrUpgrade)
 	}
 	v.see(member.KeyFabric, &v.fabric)
 	v.roster = member.Roster{Fabric: v.fabric.ID, Revision: int64(v.change.Rev), At: r.cfg.Now(),
@@ -233,9 +233,12 @@ func (v *view) see(key string, x member.Value) {
 	}
 }
 
+// restoreOrUpgrade is the fix of records that cannot be read.
+const restoreOrUpgrade = "weft store restore FILE with a backup, or upgrade weft"
+
 // unreadable reports a record that cannot be read. A report is of its member alone, which writes it anew.
 func (v *view) unreadable(key string, err error) {
-	fix := "weft store restore, or upgrade weft"
+	fix := restoreOrUpgrade
 	if store.Below(member.TreeReport, key) {
 		fix = "upgrade weft on the host with that GUID, or remove it: weft member list"
 	}
@@ -415,7 +418,7 @@ func (r *Registry) authority(ctx context.Context, ca *member.CA) (*member.Author
 	}
 	s, err := member.Decode[member.Sealed](e.Value)
 	if err != nil {
-		return nil, problem.New(what, err.Error(), "weft store restore")
+		return nil, problem.New(what, err.Error(), "weft store restore FILE with a backup")
 	}
 	if a, err = s.Open(r.cfg.Identity, *ca); err != nil {
 		return nil, problem.New(what, err.Error(), "weft member list names the other voters")

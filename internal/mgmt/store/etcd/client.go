@@ -51,6 +51,8 @@ type ClientConfig struct {
 	Namespace string        // of this fabric's keys; DefaultNamespace
 	Timeout   time.Duration // of one call; DefaultTimeout
 	Log       *slog.Logger  // nil: discarded
+	// Members: the endpoints are members of the fabric of this node, which find each other by themselves.
+	Members bool
 }
 
 // Client is a store in etcd.
@@ -60,6 +62,7 @@ type Client struct {
 	namespace string         // with a slash at its end
 	timeout   time.Duration
 	server    *Server // embedded; nil when etcd is elsewhere
+	members   bool    // as of the config
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
@@ -130,7 +133,11 @@ func Connect(c ClientConfig) (*Client, error) {
 			","), Why: err.Error(),
 			Fix: "weft up --store http://10.0.0.1:2379", Err: err}
 	}
-	return newClient(cli, pb.NewLeaseClient(cli.ActiveConnection()), c.Namespace, c.Timeout)
+	x, err := newClient(cli, pb.NewLeaseClient(cli.ActiveConnection()), c.Namespace, c.Timeout)
+	if err == nil {
+		x.members = c.Members
+	}
+	return x, err
 }
 
 func newClient(cli *clientv3.Client, leasing pb.LeaseClient, namespace string, timeout time.Duration) (*Client, error) {

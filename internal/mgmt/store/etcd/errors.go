@@ -64,14 +64,15 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		e.Fix = "delete what is not needed; a node that embeds the store makes room within seconds, for a cluster see etcdctl compact, defrag and alarm disarm"
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps):
 		e.Kind, e.Why, e.Fix = store.ErrInvalid, "etcd at "+where+" takes less at once: "+
-			err.Error(), "start it with --max-request-bytes 1572864 --max-txn-ops 128 or more"
+			err.Error(), "start etcd with --max-request-bytes 1572864 --max-txn-ops 128 or more"
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		e.Why, e.Fix = "etcd at "+where+" does not accept user and password",
-			"write USER:PASSWORD to the file of weft up --store-user-file"
+			"write USER:PASSWORD to the file of --store-user-file"
 	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty),
 		errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		e.Why = "etcd at " + where + " refuses this node: " + err.Error()
-		e.Fix = "give a certificate or a user (weft up --store-cert-file, --store-user-file) that may use " + c.namespace
+		e.Fix = "name a certificate or a user that may use " + c.namespace +
+			": --store-cert-file or --store-user-file"
 	case status.Code(err) == codes.ResourceExhausted:
 		e.Why = "the members at " + where + " refuse it: " + status.Convert(err).Message()
 		e.Fix = "it is taken in some minutes; if not, weft status and weft doctor, on this host"
@@ -86,7 +87,10 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		e.Fix = "weft store status shows what is wrong with the store in " + c.server.dir
 	default:
 		e.Why = fmt.Sprintf("no answer from %s: %s", where, reason(err))
-		e.Fix = "start it or make it reachable, or name another with weft up --store"
+		e.Fix = "start it or make it reachable, or name another: weft up --store URL"
+		if c.members {
+			e.Fix = "start the members that have a copy of the store: weft member list, weft store status"
+		}
 	}
 	return e
 }

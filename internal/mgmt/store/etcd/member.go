@@ -269,7 +269,7 @@ func (m *Member) end() {
 func (m *Member) begin(ctx context.Context) error {
 	if err := os.MkdirAll(m.c.Dir, 0o700); err != nil {
 		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + m.c.Dir, Why: err.Error(),
-			Fix: "weft up --dir names a place that can be written"}
+			Fix: "weft up --dir DIRECTORY, in a place that can be written"}
 	}
 	m.known = files(m.c.Dir).recall(m.c.Log)
 	restored := files(m.c.Dir).restored()
@@ -415,7 +415,7 @@ func (m *Member) pick() error {
 		}
 		return nil
 	}
-	cfg := ClientConfig{Endpoints: urls, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log}
+	cfg := ClientConfig{Endpoints: urls, Namespace: m.c.Namespace, Timeout: m.c.Timeout, Log: m.c.Log, Members: true}
 	if m.c.Security != nil {
 		cfg.TLS = named(m.c.Security.Client)
 	}

@@ -194,7 +194,7 @@ func (s *Server) ownDir() error {
 			Why: "it is not an absolute path", Fix: "give the node an absolute directory"}
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return fail(err.Error(), "weft up --dir names a place that can be written", err)
+		return fail(err.Error(), "weft up --dir DIRECTORY, in a place that can be written", err)
 	}
 	// An existing directory may have other permissions.
 	if err := os.Chmod(s.dir, 0o700); err != nil {
