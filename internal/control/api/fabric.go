@@ -246,9 +246,13 @@ type Trunk struct {
 	LimitThere int    `json:"limit_there"`
 	Sent       uint64 `json:"sent_packets"`
 	Received   uint64 `json:"rcvd_packets"`
-	Lost       uint64 `json:"lost"`      // datagrams that did not come
-	Reordered  uint64 `json:"reordered"` // datagrams that came late
-	Downs      uint64 `json:"downs"`
+	Lost       uint64 `json:"lost"` // datagrams that did not come
+	// LossPercent is the rate at which datagrams did not come, in ten seconds: of those that the peer sent. Lossy: it is
+	// more than that of a path that works. 0: it is not known, since too few came.
+	LossPercent float64 `json:"loss_percent"`
+	Lossy       bool    `json:"lossy"`
+	Reordered   uint64  `json:"reordered"` // datagrams that came late
+	Downs       uint64  `json:"downs"`
 }
 
 // Memberships of a partition.

@@ -304,7 +304,12 @@ var trunkColumns = []column[api.Trunk]{
 	{head: ">LIMIT", cell: func(t api.Trunk) any { return t.Limit }},
 	{head: ">SENT", cell: func(t api.Trunk) any { return t.Sent }, wide: 2},
 	{head: ">RECEIVED", cell: func(t api.Trunk) any { return t.Received }, wide: 2},
-	{head: ">LOST", cell: func(t api.Trunk) any { return t.Lost }},
+	{head: ">LOST", cell: func(t api.Trunk) any {
+		if t.LossPercent == 0 {
+			return t.Lost
+		}
+		return fmt.Sprintf("%d (%.1f %% now)", t.Lost, t.LossPercent)
+	}},
 	{head: ">REORDERED", cell: func(t api.Trunk) any { return t.Reordered }, wide: 5},
 	{head: ">DOWNS", cell: func(t api.Trunk) any { return t.Downs }, wide: 1},
 }

@@ -70,11 +70,15 @@ type Train struct {
 	n       int
 }
 
+// Lost is what Injector.Pass returns for a packet that it has dropped.
+const Lost = -1
+
 // Injector injects faults into the packets of a Batch: link/fault implements it.
 // It belongs to the Batch's goroutine.
 type Injector interface {
 	// Pass may change packet p to a peer in place, and returns how many copies
 	// of it the Batch sends now. It keeps its own copy of a packet that it delays.
+	// Lost: it has dropped the packet.
 	Pass(now mono.Time, peer int, p []byte) (copies int)
 	// Release calls send with each delayed packet that is due.
 	Release(now mono.Time, send func(peer int, p []byte))
@@ -185,6 +189,8 @@ func (b *Batch) Commit(now mono.Time, n int) {
 	peer, at := b.room.peer, b.start()
 	p := b.buf[at : at+n : at+n]
 	switch copies := b.inject.Pass(now, peer, p); {
+	case copies == Lost:
+		b.lose(n)
 	case copies == 0:
 		b.room.n = 0
 	default:
@@ -194,6 +200,31 @@ func (b *Batch) Commit(now mono.Time, n int) {
 		}
 	}
 	b.Release(now)
+}
+
+// lose takes the numbers of the datagrams that a packet of n octets would have begun, so that these are missing at the
+// peer as they would be if the network had lost them. A packet that would have joined others in an open datagram takes
+// no number: that datagram arrives without it.
+func (b *Batch) lose(n int) {
+	m := &b.room
+	m.n = 0
+	if b.open.packets != 0 {
+		return
+	}
+	datagrams := 1
+	if !m.r.whole(n) {
+		datagrams = m.r.fragments(n)
+	}
+	b.number[m.peer] += uint64(datagrams)
+}
+
+// whole reports whether a packet of n octets fits into one datagram.
+func (r *Remote) whole(n int) bool { return HeaderLen+lengthLen+n+r.Mode.Overhead() <= r.Limit }
+
+// fragments returns the number of fragments of a packet of n octets.
+func (r *Remote) fragments(n int) int {
+	most := r.Limit - FragmentLen - r.Mode.Overhead()
+	return (n + most - 1) / most
 }
 
 // Release enqueues the delayed packets of the Injector that are due.
@@ -223,7 +254,7 @@ func (b *Batch) commit(n int) {
 	m.n = 0
 	at := b.start()
 	if b.open.packets == 0 {
-		if HeaderLen+lengthLen+n+m.r.Mode.Overhead() > m.r.Limit {
+		if !m.r.whole(n) {
 			b.cut(at, n)
 			return
 		}
@@ -253,8 +284,7 @@ func (b *Batch) close() {
 func (b *Batch) cut(off, n int) {
 	m := &b.room
 	tag := m.r.Mode.Overhead()
-	most := m.r.Limit - FragmentLen - tag
-	p := piece{count: (n + most - 1) / most, length: n}
+	p := piece{count: m.r.fragments(n), length: n}
 	size := p.size()
 	end := off + size*p.count
 	clear(b.buf[off+n : end])

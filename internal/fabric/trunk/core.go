@@ -131,6 +131,10 @@ type Status struct {
 	Limit, Own, Theirs int
 	// Measured: Limit is all that Own and Theirs allow. Hole: larger datagrams than Limit do not pass.
 	Measured, Hole bool
+	// LossRate is the share of the datagrams of LossWindow that did not arrive, as last measured; Lossy: it is more than
+	// a path loses that works.
+	LossRate float64
+	Lossy    bool
 	// Why is the reason of the newest handshake that failed, empty once one completes.
 	Why string
 	Counters
@@ -180,6 +184,8 @@ type peer struct {
 	streams [numStreams]*window
 	parts   partials
 	path    path
+	carried uint64 // datagrams that bear packets, or parts of them, for loss
+	loss    lossRate
 }
 
 // Core is a node's end of its trunks. Its calls must not overlap.
@@ -359,6 +365,10 @@ func (c *Core) Status(peer int) Status {
 	s := p.status
 	s.Expired = p.parts.expired
 	s.Addr, s.Own, s.Theirs, s.Limit = p.addr, p.path.own, p.path.theirs, p.path.limit()
+	s.LossRate, s.Lossy = p.loss.rate, p.loss.lossy
+	if p.loss.recent == lossUnmeasured && !p.loss.lossy {
+		s.LossRate = 0
+	}
 	s.Measured, s.Hole = p.path.measured(), p.path.hole()
 	if p.tx != nil {
 		s.Session, s.Mode = p.tx.at, p.tx.mode
@@ -477,6 +487,7 @@ func (p *peer) sequence(h *Header) Refusal {
 	if h.Stream == controlStream {
 		return v.why // datagrams of handshakes and probes may be lost; counters are those of packets
 	}
+	p.carried++
 	p.status.Lost += v.gap
 	if v.late {
 		p.status.Reordered++
@@ -541,6 +552,11 @@ func (c *Core) Tick(now mono.Time) {
 		p.parts.expire(c.read(now, i), &c.pool)
 		if p.path.tick(now, p.status.Up) {
 			c.cfg.Changed(i)
+		}
+		if p.status.Up && now.Sub(p.status.Since) >= lossSettle {
+			p.loss.tick(now, p.carried, p.status.Lost)
+		} else {
+			p.loss.reset()
 		}
 		c.age(now, i)
 		c.renew(now, i)

@@ -3,6 +3,7 @@
 package subnet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -355,8 +356,8 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 			index = append(index, i)
 			k := s.trunks.Status(i)
 			t := api.Trunk{Peer: peerName(s, i, k.Addr), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT,
-				Limit: k.Limit, Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs, Rekeys: k.Rekeys,
-				Received: k.Packets, Lost: k.Lost,
+				Limit: k.Limit, Name: k.Name, Version: k.Version, Why: k.Why, LimitHere: k.Own, LimitThere: k.Theirs,
+				Rekeys: k.Rekeys, Received: k.Packets, Lost: k.Lost, LossPercent: 100 * k.LossRate, Lossy: k.Lossy,
 				Reordered: k.Reordered, Downs: k.Downs}
 			if k.Node != 0 {
 				t.Node = k.Node.String()
@@ -409,6 +410,8 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 				d.Fix = "weft trunk, there; the same --trunk-key-file at both nodes"
 			}
 			list = append(list, d)
+		} else if t.Lossy {
+			list = append(list, describeLossy(&t))
 		}
 	}
 	if !s.HasTrunks() {
@@ -446,6 +449,16 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 		}
 	}
 	return list, err
+}
+
+// describeLossy describes a trunk that loses datagrams of its peer.
+func describeLossy(t *api.Trunk) api.Degraded {
+	peer := cmp.Or(t.Name, t.Peer)
+	return api.Degraded{What: "trunk_lossy",
+		Why: fmt.Sprintf("%.1f %% of the datagrams that %s sent here in %d s did not arrive", t.LossPercent, peer,
+			int(trunk.LossWindow.Seconds())),
+		Fix: "weft fault list, on " + peer + "; weft stat --scope link, here: if rcvbuf_overflow grows, give the node a " +
+			"processor; ip -s link, on both hosts"}
 }
 
 // switchCounters are the counters of the switch's ports: of a function's port what the function counted, with the

@@ -5,6 +5,7 @@ package fault
 import (
 	"math"
 
+	"weft/internal/fabric/trunk"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -74,15 +75,21 @@ func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
 	v := s.decide(path)
 	switch {
 	case v.corrupt && s.summed:
-		return 0
+		return trunk.Lost
 	case v.corrupt:
 		bit := v.bit % uint32(len(p)*8)
 		p[bit/8] ^= 1 << (bit % 8)
 	}
-	copies = v.copies()
+	if copies = v.copies(); copies == 0 {
+		return trunk.Lost
+	}
 	if v.hold > 0 {
+		held := false
 		for range copies {
-			s.hold(now, peer, p, &v)
+			held = s.hold(now, peer, p, &v) || held
+		}
+		if !held {
+			return trunk.Lost
 		}
 		return 0
 	}
@@ -90,10 +97,11 @@ func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
 	return copies
 }
 
-func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) {
+// hold holds a packet back, unless there are too many.
+func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) bool {
 	if s.held.Len() == MaxHeld {
 		v.by.Overflow++
-		return
+		return false
 	}
 	var h *heldPacket
 	if n := len(s.free); n > 0 {
@@ -108,6 +116,7 @@ func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) {
 		s.next = min(s.next, h.pass)
 	}
 	s.held.Set(&h.timer, now.Add(v.hold))
+	return true
 }
 
 // Release implements trunk.Injector: it sends held packets that are due or that enough others have
