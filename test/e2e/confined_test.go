@@ -55,6 +55,15 @@ func TestConfinedMember(t *testing.T) {
 	r.must("host1", "weft pkey delete 0x8001 --yes")
 	r.eventually("host2", has, "0")
 	works()
+
+	t.Log("of two trunks of host1, that to the member lets pass the P_Keys of its ports alone")
+	ports := "for p in 35 36; do weft run -- smpquery -C weft_ib0 pkeys -D 0,1 $p; done | grep -c "
+	r.must("host1", ports+"0xffff", "1")
+	r.must("host1", "weft pkey add 0x8002 weft_ib0@host1 weft_ib0@host3 --yes")
+	r.eventually("host1", ports+"0x8002", "1")
+	r.must("host1", "weft pkey delete 0x8002 --yes")
+	r.eventually("host1", ports+"0x8002; true", "0")
+	works()
 }
 
 // TestOpenSMOfMembers: Debian's OpenSM manages a fabric of members from a host with the role manager: ports of members
