@@ -109,7 +109,7 @@ func TestConfinedPaths(t *testing.T) {
 	if x.Leads(x.s1, x.c2.Agent.LID()) || x.Leads(x.ce, x.c2.Agent.LID()) || !x.Leads(x.s1, x.cd.Agent.LID()) {
 		t.Error("the tables lead through d")
 	}
-	if why := x.m.Status().Problems; !strings.Contains(why[0].What, "fix: weft member set") ||
+	if why := x.m.Status().Problems; !strings.Contains(why[0].What, "fix: weft trunk, on") ||
 		!strings.Contains(why[0].What, x.s2.Agent.Config().NodeGUID.String()) {
 		t.Errorf("the problem is %q", why)
 	}

@@ -68,8 +68,7 @@ func (b border) settleClaims() {
 		i, known := s.byGUID[c.guid]
 		if !known {
 			s.problem(s.nameOf(a), "the switch %v is connected only through this one, which carries no packets of others. "+
-				"fix: weft member set NAME --role spine, for this member, or a trunk from that switch to another",
-				c.guid)
+				"fix: weft trunk, on the member of that switch, lists its trunks that are down", c.guid)
 			continue
 		}
 		o := topo.Ref{Node: i, Port: c.port}

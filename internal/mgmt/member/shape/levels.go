@@ -433,11 +433,17 @@ func (b *builder) noteLevels(in []int) {
 	list := b.transit(in)
 	why := fmt.Sprintf("the ports of the switches suffice for %d members in three levels: paths have up to 5 trunks, "+
 		"with two levels 3", n)
-	b.limit(ThreeLevels, list[:min(len(list), 2*podsFor(n))], why, b.larger(n))
+	b.limit(ThreeLevels, list[:min(len(list), 2*podsFor(n))], why, b.larger(in))
 }
 
-// larger is the command that gives n members two levels.
-func (b *builder) larger(n int) string {
+// larger is the command that gives members two levels.
+func (b *builder) larger(in []int) string {
+	n := len(in)
+	spines := 2 * podsFor(n)
+	if len(b.transit(in)) < spines {
+		return fmt.Sprintf("weft token --role manager,spine; weft join; weft up --switch-ports %d, on more hosts, so "+
+			"that %d members have these roles", b.enough(n), spines)
+	}
 	return fmt.Sprintf("weft up --switch-ports %d, on %d members; weft member set NAME --role spine, for each of them",
-		b.enough(n), 2*podsFor(n))
+		b.enough(n), spines)
 }

