@@ -34,7 +34,7 @@ type NewVM struct {
 	Socket string `json:"socket"`
 	// Connect is, instead, where the emulator listens, and the node connects.
 	Connect string `json:"connect"`
-	// AllowUID is the user of an emulator that may connect to Socket, besides root and the node's own user; 0: no other.
+	// AllowUID is the user of an emulator that may connect to Socket, besides root and the node's own one; 0: no other.
 	AllowUID int `json:"allow_uid"`
 	// Packed has the machine use packed rings.
 	Packed bool `json:"packed"`

@@ -27,8 +27,8 @@ type Config struct {
 	Limits  Limits
 	// Share, if set, is a server: its accounts and Limits also apply to this one.
 	Share *Server
-	// Guard has the bounds of connections to the socket of Listen; nil: none. Served, if set, reports whether the socket
-	// is for a user; else the Guard does.
+	// Guard has the bounds of connections to the socket of Listen; nil: none. Served, if set, reports whether the
+	// socket is for a user; else the Guard does.
 	Guard  *unixsock.Guard
 	Served func(uid int) bool
 	// OnRefuse, if set, is called when a front-end exceeds a Quota, on its goroutine.

@@ -162,8 +162,8 @@ const (
 func New(c Config) (*Manager, error) {
 	m := &Manager{cfg: c, keep: make(chan keeping, 1), doubts: make(chan struct{}, 1)}
 	w, _ := m.wanted()
-	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true,
-		PollInterval: pollInterval, PollRetries: pollRetries}, w.Subnet, sm.Observations{})
+	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, MemberBits: ib.NodeBits, Priority: c.Priority,
+		TIDs: c.TIDs, Gated: true, PollInterval: pollInterval, PollRetries: pollRetries}, w.Subnet, sm.Observations{})
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,8 @@ func TestTransits(t *testing.T) {
 		}
 	}
 	r := &Roster{Members: []Record{{GUID: 1, Roles: HostRoles}, {GUID: 2}, {GUID: 3, Roles: Leaf},
-		{GUID: 4, Roles: Spine}, {GUID: 7, Roles: Spine | Voter}, {GUID: 5, Roles: Leaf | Administrator}, {GUID: 6, Roles: Manager}}}
+		{GUID: 4, Roles: Spine}, {GUID: 7, Roles: Spine | Voter}, {GUID: 5, Roles: Leaf | Administrator},
+		{GUID: 6, Roles: Manager}}}
 	if got, want := r.Transit(), (map[ib.GUID]bool{1: true, 6: true, 7: true}); !maps.Equal(got, want) {
 		t.Errorf("transit by %v, want %v", got, want)
 	}

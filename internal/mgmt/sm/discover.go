@@ -179,6 +179,11 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	if isSwitch {
 		end = 0
 	}
+	if s.claimsAnother(from, &i) {
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it has the GUID %v, which is none of that member", i.NodeGUID)
+		return
+	}
 	// LIDs are given by port GUID.
 	if owner, taken := s.byPort[i.PortGUID]; taken && (!ok || owner != topo.Ref{Node: known, Port: end}) {
 		s.failed++
@@ -217,6 +222,24 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		return
 	}
 	s.join(from, here)
+}
+
+// claimsAnother reports whether the node of i, found behind a port, has GUIDs of another member: an adapter at a
+// confined switch has those of the member of that switch, and a confined switch has its own. The switch before it has
+// compared those with the certificate of the member (fabric.Wiring.Nodes).
+func (s *sweep) claimsAnother(from topo.Ref, i *mad.NodeInfo) bool {
+	bits := s.base.cfg.MemberBits
+	if bits == 0 || from.IsNone() {
+		return false
+	}
+	same := func(a, b ib.GUID) bool { return (a^b)>>bits == 0 }
+	switch at := &s.t.Nodes[from.Node]; {
+	case i.NodeType == mad.NodeSwitch:
+		return s.base.confined(i.NodeGUID) && !same(i.NodeGUID, i.PortGUID)
+	case at.Confined:
+		return !same(at.Info.NodeGUID, i.NodeGUID) || !same(at.Info.NodeGUID, i.PortGUID)
+	}
+	return false
 }
 
 // join records the link between two ports.

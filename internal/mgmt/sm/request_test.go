@@ -30,7 +30,8 @@ func TestAnswersOfOthers(t *testing.T) {
 		b := base{cfg: Config{TIDs: 5, Outstanding: 1}}
 		q := requests{base: &b}
 		answers := 0
-		r := q.add(mad.MethodGet, mad.AttrPortInfo, 1, []uint8{1, 2, 3}, func(mono.Time, *request, *mad.SMP) { answers++ })
+		r := q.add(mad.MethodGet, mad.AttrPortInfo, 1, []uint8{1, 2, 3},
+			func(mono.Time, *request, *mad.SMP) { answers++ })
 		r.lid = c.lid
 		q.orders++ // that finish takes back
 		var d mad.Datagram

@@ -40,6 +40,11 @@ type Config struct {
 	// be master.
 	Gated bool
 
+	// MemberBits is the number of low bits in which the GUIDs of the nodes and ports of one member of a fabric differ.
+	// What answers behind a confined switch with other bits above them claims to be of another member, and is ignored.
+	// 0: GUIDs say nothing about members.
+	MemberBits uint8
+
 	Outstanding   int           // largest number of outstanding requests, 1 … 256; 16
 	Timeout       time.Duration // until a request is repeated; 200 ms
 	Retries       int           // number of repetitions; 3

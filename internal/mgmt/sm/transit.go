@@ -67,8 +67,8 @@ func (b border) settleClaims() {
 		c := s.claims[a]
 		i, known := s.byGUID[c.guid]
 		if !known {
-			s.problem(s.nameOf(a), "the switch %v is connected only through this one, which carries no packets of others. "+
-				"fix: weft trunk, on the member of that switch, lists its trunks that are down", c.guid)
+			s.problem(s.nameOf(a), "the switch %v is connected only through this one, which carries no packets of "+
+				"others. fix: weft trunk, on the member of that switch, lists its trunks that are down", c.guid)
 			continue
 		}
 		o := topo.Ref{Node: i, Port: c.port}
@@ -237,8 +237,8 @@ func (b border) readEnforced() {
 		for k := 1; k < len(s.t.Nodes[i].Ports); k++ {
 			r := topo.Ref{Node: i, Port: uint8(k)}
 			for at := 0; at*mad.PKeysPerBlock < len(s.t.Port(r).PKeys); at++ {
-				q := s.request(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(r.Port, uint16(at)), pathTo(s.t, r), r,
-					b.gotEnforced)
+				q := s.request(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(r.Port, uint16(at)),
+					pathTo(s.t, r), r, b.gotEnforced)
 				q.block, q.stern = uint16(at), true
 			}
 		}

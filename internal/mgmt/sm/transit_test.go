@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/mgmt/agent"
 	"weft/internal/mgmt/sm"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -80,5 +81,50 @@ func TestManagerAtConfined(t *testing.T) {
 		if !s.Until(30*time.Second, func() bool { return m.State() == mad.SMStandby }) {
 			t.Errorf("%s: with transit the manager is %v", at, m.State())
 		}
+	}
+}
+
+// TestClaimedGUIDs: an adapter at a confined switch with the GUIDs of another member is ignored, also while that member
+// is down, and named; with those of its own member it gets a LID. A confined switch with the port GUID of another is
+// ignored, too.
+func TestClaimedGUIDs(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		node, port ib.GUID // of the adapter, relative to those of its switch
+		confined   bool
+		want       bool
+	}{
+		{"own", 2, 3, true, true},
+		{"of another", 0x700000, 0x700001, true, false},
+		{"port of another", 2, 0x700001, true, false},
+		{"of another, and the switch may carry packets of others", 0x700000, 0x700001, false, true},
+	} {
+		s := newSmall(1)
+		s.Cut(s.s2, 1)
+		a := s.c3.Agent.Config()
+		a.NodeGUID = s.s2.Agent.Config().NodeGUID + c.node
+		a.PortGUID = s.s2.Agent.Config().NodeGUID + c.port
+		s.c3.Agent = agent.New(a, s.c3, nil)
+		s.Link(s.c3, 1, s.s2, 1)
+		m := s.Attach(s.c1, sm.Config{MemberBits: 16}, sm.Intent{}, sm.Observations{})
+		if c.confined {
+			m.SetTransit(s.Now, transitOf(s.s1))
+		}
+		s.Run(5 * time.Second)
+		if got := s.c3.Agent.LID() != 0; got != c.want || hasProblem(m, "", "which is none of that member") == c.want {
+			t.Errorf("%s: LID %d, %+v", c.name, s.c3.Agent.LID(), m.Status().Problems)
+		}
+	}
+	s := newSmall(1)
+	s.Cut(s.s1, 8)
+	a := s.s2.Agent.Config()
+	a.PortGUID = a.NodeGUID + 0x700001
+	s.s2.Agent = agent.New(a, s.s2, nil)
+	s.Link(s.s1, 8, s.s2, 7)
+	m := s.Attach(s.c1, sm.Config{MemberBits: 16}, sm.Intent{}, sm.Observations{})
+	m.SetTransit(s.Now, transitOf(s.s1))
+	s.Run(5 * time.Second)
+	if s.s2.Agent.LID() != 0 || !hasProblem(m, "", "which is none of that member") {
+		t.Errorf("LID %d, %+v", s.s2.Agent.LID(), m.Status().Problems)
 	}
 }

@@ -171,7 +171,8 @@ func TestMembersComeAndGo(t *testing.T) {
 func TestConfinedMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, k := start(t, 1, nil)
-		roles := []member.Role{member.Voter, member.Manager, member.Administrator, member.Spine | member.Manager, 0, member.Leaf}
+		roles := []member.Role{member.Voter, member.Manager, member.Administrator, member.Spine | member.Manager, 0,
+			member.Leaf}
 		list := []member.Record{rec(1, host, "10.0.0.1:1")}
 		for i, r := range roles {
 			list = append(list, rec(2+i, r, fmt.Sprintf("10.0.0.%d:1", 2+i)))

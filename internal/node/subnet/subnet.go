@@ -175,7 +175,7 @@ func New(c Config) *Subnet {
 		VendorID: vendorID, Description: switchDescription(c.Host), Caps: agent.DefaultCaps,
 		EnforceCap: agent.EnforceCap, EnhancedPort0: true}, switchOwner{s},
 		switchCounters{s})
-	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers)}
+	w := &fabric.Wiring{Trunk: make([]uint8, trunk.MaxPeers), Nodes: make([]ib.GUID, trunk.MaxPeers)}
 	for i, name := range c.Peers {
 		p := uint8(c.SwitchPorts - i)
 		w.Trunk[i] = p

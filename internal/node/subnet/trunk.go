@@ -208,7 +208,7 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer, confined bool) (peer int, err
 	if at := s.trunks.Peer(added); at.IsValid() {
 		s.faultsAt(added, at)
 	}
-	if e := s.Do(func() { err = s.plugTrunk(added, name, confined) }); e != nil || err != nil {
+	if e := s.Do(func() { err = s.plugTrunk(added, name, p.Node, confined) }); e != nil || err != nil {
 		first.Post(func() { s.trunks.RemovePeer(first.Now(), added) }) // also where the lane is stuck now
 		return 0, errors.Join(e, err)
 	}
@@ -216,7 +216,7 @@ func (s *Subnet) AddTrunk(name string, p udp.Peer, confined bool) (peer int, err
 }
 
 // plugTrunk plugs the trunk to a peer into the highest free port of the switch.
-func (s *Subnet) plugTrunk(peer int, name string, confined bool) error {
+func (s *Subnet) plugTrunk(peer int, name string, node ib.GUID, confined bool) error {
 	w := s.wiring.Load().Clone()
 	p := s.cfg.SwitchPorts
 	for p > 0 && w.Port[p].Kind != fabric.Nothing {
@@ -227,6 +227,7 @@ func (s *Subnet) plugTrunk(peer int, name string, confined bool) error {
 	}
 	w.Trunk[peer] = uint8(p)
 	w.Port[p] = fabric.Plug{Kind: fabric.Peer, Number: uint16(peer)}
+	w.Nodes[peer] = node
 	if confined {
 		w.Confined.Add(uint8(p))
 	}
@@ -288,7 +289,7 @@ func (s *Subnet) RemoveTrunk(peer int) error {
 		if t.port != 0 {
 			s.setLink(s.cfg.Now(), t.port, false)
 			w := s.wiring.Load().Clone()
-			w.Port[t.port], w.Trunk[peer] = fabric.Plug{}, 0
+			w.Port[t.port], w.Trunk[peer], w.Nodes[peer] = fabric.Plug{}, 0, 0
 			w.Confined.Remove(t.port)
 			s.wiring.Store(w)
 			s.Dirty = true

@@ -41,6 +41,10 @@ func (g GID) String() string {
 // GUID is an EUI-64 in host order.
 type GUID uint64
 
+// NodeBits is the number of low bits in which the GUIDs of one node of this project differ: those of its switch, its
+// functions and their ports. The bits above are those of its identity.
+const NodeBits = 16
+
 // String prints four groups, as ibv_devinfo does.
 func (g GUID) String() string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", uint16(g>>48), uint16(g>>32), uint16(g>>16), uint16(g))

@@ -17,7 +17,8 @@ import (
 
 // admits reports whether a confined node may send the packet with headers lrh and grh, and transport part t, that
 // arrived by port in. It counts what it refuses. Its P_Key is left to the table.
-func (l *Link) admits(table *vswitch.Table, in uint8, peer int, lrh *wire.LRH, grh *wire.GRH, t []byte) bool {
+func (l *Link) admits(table *vswitch.Table, w *Wiring, in uint8, peer int, lrh *wire.LRH, grh *wire.GRH,
+	t []byte) bool {
 	management := lrh.VL == managementVL
 	switch {
 	case management && lrh.SLID == ib.LIDPermissive: // it has no LID yet, or a directed route
@@ -25,7 +26,7 @@ func (l *Link) admits(table *vswitch.Table, in uint8, peer int, lrh *wire.LRH, g
 		l.foreignSource(peer)
 		return false
 	}
-	if management && !(ParseMAD(lrh, grh, t, &l.d) && ownSMP(&l.d, in)) {
+	if management && !(ParseMAD(lrh, grh, t, &l.d) && ownSMP(&l.d, in, w.node(peer))) {
 		l.c.DropForeignSMP++
 		l.foreign(peer).SMPs++
 		return false
@@ -35,20 +36,32 @@ func (l *Link) admits(table *vswitch.Table, in uint8, peer int, lrh *wire.LRH, g
 
 // ownSMP reports whether a node that is no manager may send a subnet management packet that arrived by port in: it may
 // read, report, and answer what was sent to it. An answer retraces the directed route of its request, so this switch
-// sent that request by the port by which the answer arrives.
-func ownSMP(d *mad.Datagram, in uint8) bool {
+// sent that request by the port by which the answer arrives. node is the GUID of that node, 0 if it is not known: what
+// it states about itself has to have its GUIDs.
+func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 	var s mad.SMP
 	if s.Parse(d.Data[:]) != nil || !s.MgmtClass.IsSubn() {
 		return false
 	}
 	switch {
 	case s.Directed() && s.D:
-		return s.Method == mad.MethodGetResp && s.HopPointer > 0 && s.HopPointer <= s.HopCount &&
-			s.HopCount <= mad.MaxHops && s.InitialPath[s.HopPointer] == in
+		if s.Method != mad.MethodGetResp || s.HopPointer == 0 || s.HopPointer > s.HopCount ||
+			s.HopCount > mad.MaxHops || s.InitialPath[s.HopPointer] != in {
+			return false
+		}
+		return s.AttributeID != mad.AttrNodeInfo || s.HopPointer != s.HopCount || node == 0 || isNode(&s, node)
 	case s.Method == mad.MethodGetResp:
 		return !s.Directed() && d.SLID != ib.LIDPermissive // a LID that admits has compared
 	}
 	return s.Method == mad.MethodGet || s.Method == mad.MethodTrap
+}
+
+// isNode reports whether the NodeInfo in s is that of a node.
+func isNode(s *mad.SMP, node ib.GUID) bool {
+	var i mad.NodeInfo
+	i.Parse(s.Data[:])
+	own := func(g ib.GUID) bool { return (g^node)>>ib.NodeBits == 0 }
+	return own(i.NodeGUID) && own(i.PortGUID) && own(i.SystemImageGUID)
 }
 
 // refused counts a data packet of a peer that the table refuses.

@@ -15,6 +15,7 @@ import (
 func (e *end) confine(key ib.PKey) {
 	w := e.wiring.Load().Clone()
 	w.Confined.Add(7)
+	w.Nodes = []ib.GUID{0x0200_0000_0005_0000}
 	e.wiring.Store(w)
 	e.builder.SetPort(7, vswitch.Port{State: ib.PortActive, EnforceIn: true, PKeys: []ib.PKey{key}})
 	e.table.Store(e.builder.Snapshot())
@@ -113,6 +114,14 @@ func TestConfinedSMP(t *testing.T) {
 			copy(s.InitialPath[1:], path)
 		}
 	}
+	info := func(node ib.GUID, path ...uint8) func(*mad.SMP) {
+		return func(s *mad.SMP) {
+			route(true, uint8(len(path)), path...)(s)
+			s.AttributeID = mad.AttrNodeInfo
+			i := mad.NodeInfo{NodeGUID: node, PortGUID: node + 1, SystemImageGUID: node &^ 0xffff}
+			i.Append(s.Data[:0])
+		}
+	}
 	const perm, lid, dr = ib.LIDPermissive, mad.ClassSubnLID, mad.ClassSubnDR
 	for _, c := range []struct {
 		name       string
@@ -128,6 +137,20 @@ func TestConfinedSMP(t *testing.T) {
 		{"answer on its way back", perm, perm, smp(dr, mad.MethodGetResp, route(true, 1, 7)), true},
 		{"answer on its way back to others", perm, perm, smp(dr, mad.MethodGetResp, route(true, 2, 3, 7)), true},
 		{"answer by LID", 1, 2, smp(lid, mad.MethodGetResp, nil), true},
+		{"NodeInfo of its switch", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0005_0000, 7)), true},
+		{"NodeInfo of its adapter", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0005_0002, 7)), true},
+		// The manager compares this one with the switch.
+		{"NodeInfo behind its switch", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
+			info(0x0200_0000_0006_0000, 7, 9)(s)
+			s.HopPointer = 1
+		}), true},
+		{"NodeInfo of another", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0006_0000, 7)), false},
+		{"NodeInfo with a port of another", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
+			info(0x0200_0000_0005_0000, 7)(s)
+			i := mad.NodeInfo{NodeGUID: 0x0200_0000_0005_0000, PortGUID: 0x0200_0000_0006_0003,
+				SystemImageGUID: 0x0200_0000_0005_0000}
+			i.Append(s.Data[:0])
+		}), false},
 		{"Set, directed", perm, perm, smp(dr, mad.MethodSet, route(false, 1, 7)), false},
 		{"Set, directed, onward", perm, perm, smp(dr, mad.MethodSet, route(false, 1, 7, 8)), false},
 		{"Set, directed, from afar", perm, perm, smp(dr, mad.MethodSet, route(false, 2, 9, 7)), false},

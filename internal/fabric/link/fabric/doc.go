@@ -71,12 +71,22 @@ type Wiring struct {
 	// Confined are the ports with a trunk to a node that may send only packets of its own ports, and no request that
 	// changes the subnet.
 	Confined vswitch.PortSet
+	// Nodes are the GUIDs of confined nodes, by peer, as their certificates prove them; 0: not known.
+	Nodes []ib.GUID
+}
+
+// node returns the GUID of a confined node, 0 if it is not known.
+func (w *Wiring) node(peer int) ib.GUID {
+	if peer < len(w.Nodes) {
+		return w.Nodes[peer]
+	}
+	return 0
 }
 
 // Clone returns a copy to change.
 func (w *Wiring) Clone() *Wiring {
 	c := *w
-	c.Trunk = slices.Clone(w.Trunk)
+	c.Trunk, c.Nodes = slices.Clone(w.Trunk), slices.Clone(w.Nodes)
 	return &c
 }
 

@@ -80,7 +80,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		return
 	}
 	confined := w.Confined.Has(in)
-	if confined && !l.admits(table, in, peer, &lrh, &grh, t) {
+	if confined && !l.admits(table, w, in, peer, &lrh, &grh, t) {
 		return
 	}
 	if lrh.VL == managementVL {
