@@ -235,7 +235,8 @@ func (n *Node) storeSecurity() *etcd.Security {
 				return etcd.Caller{}, err
 			}
 			return etcd.Caller{Name: member.GUIDKey(claims.GUID), Voter: claims.Roles.Has(member.Voter),
-				Own: func(key string) int { return member.OwnLimit(claims, key) },
+				Roles: claims.Roles&(member.Voter|member.Manager|member.Administrator) != 0,
+				Own:   func(key string) int { return member.OwnLimit(claims, key) },
 				Access: func(key, end string, write bool) error {
 					if p := member.MayAccess(claims, key, end, write); p != nil {
 						return p

@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/device/unixsock"
+	"weft/internal/host/cgroup"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/node/admission"
@@ -90,7 +92,20 @@ type Node struct {
 // of a program and does not come back, which the error names and only the end of
 // this process ends. ready is called once programs can use the node.
 func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger) (err error) {
+	if n := heapBound(os.Getenv("GOMEMLIMIT"), cgroup.MemoryLimit(os.DirFS("/"))); n > 0 {
+		debug.SetMemoryLimit(n)
+		log.Info("the control group bounds the memory of the node", "heap", n)
+	}
 	return runNode(ctx, cfg, func(*Node) { ready() }, log)
+}
+
+// heapBound is how many octets the runtime may use before it collects garbage more often: nine tenths of what the
+// control group allows. 0: it decides itself, as where there is no bound or GOMEMLIMIT has one.
+func heapBound(goMemLimit string, group int64) int64 {
+	if goMemLimit != "" {
+		return 0
+	}
+	return group / 10 * 9
 }
 
 // testHookOpened is called with a node before it lives, where a test sets it.

@@ -43,6 +43,7 @@ var managementGroups = []Group{
 			{"connections", Count, "connections", "accepted"},
 			{"refused_conns", Count, "connections", "closed: too many handshakes of one source were under way"},
 			{"handshakes", Count, "connections", "without a TLS handshake of a member in time"},
+			{"refused_calls", Count, "calls", "of a member that uses more at once, or more often, than one may"},
 		}},
 	{Scope: api.ScopeSM, Title: "the subnet manager",
 		Metrics: []Metric{

@@ -34,6 +34,7 @@ type ListenerCounters struct {
 	Connections  atomic.Uint64 // accepted
 	RefusedConns atomic.Uint64 // closed: too many handshakes of their source were under way, or connections of a member
 	Handshakes   atomic.Uint64 // that failed: no certificate of a member, or no answer in time
+	RefusedCalls atomic.Uint64 // of members that use more of the store than one may
 }
 
 // h2 is the name of HTTP/2 in ALPN (RFC 7301), and preface how a connection of it begins without TLS (RFC 9113, 3.4).
@@ -67,12 +68,14 @@ type memberKey [sha256.Size]byte
 // held is a connection with a place among those of its member.
 type held struct {
 	net.Conn
+	owed owed
 	once sync.Once
 	give func() // gives the place back; nil: it has none. It is set before others have the connection.
 }
 
 // Close implements net.Conn.
 func (h *held) Close() error {
+	h.owed.closed.Store(true)
 	h.once.Do(func() {
 		if h.give != nil {
 			h.give()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"weft/internal/mgmt/store"
 )
@@ -28,6 +30,7 @@ import (
 type Caller struct {
 	Name   string // of the member
 	Voter  bool   // it may hold a replica
+	Roles  bool   // it has a role: it may use more at once than others
 	Access Access // nil: it may read and write everything
 	// Own is how many octets the caller may write to a key, without the namespace, that it writes as its own; 0: the
 	// key is none of those. nil: no key is, and nothing that the caller uses is bounded.
@@ -58,11 +61,14 @@ type gate struct {
 	namespace string // with a slash at its end
 	admit     Admit  // nil: every connection may do all that is open
 	use       *quotas
+	count     *ListenerCounters
 	withheld  *atomic.Pointer[error] // the answer to every call; nil within: they are served
 }
 
-// refusedLinger is how long a connection with a refused certificate stays open.
+// refusedLinger is how long a connection that is refused stays open, for the answer.
 const refusedLinger = 100 * time.Millisecond
+
+func closeSoon(c net.Conn) { time.AfterFunc(refusedLinger, func() { _ = c.Close() }) }
 
 // refused is the answer to a call that is not allowed. An error with a status of its own is the answer as it is.
 func refused(err error) error {
@@ -74,7 +80,7 @@ func refused(err error) error {
 
 // server returns a gRPC server that serves what is open.
 func (g *gate) server(opts ...grpc.ServerOption) *grpc.Server {
-	opts = append(opts, grpc.Creds(shaken{}), grpc.ChainStreamInterceptor(g.stream))
+	opts = append(opts, grpc.Creds(shaken{}), grpc.InTapHandle(g.begin), grpc.ChainStreamInterceptor(g.stream))
 	return g.etcd.rpc(g.unary, opts...)
 }
 
@@ -99,8 +105,7 @@ func (g *gate) caller(ctx context.Context, method string) (Caller, error) {
 	}
 	c, err := g.admit(info.State.VerifiedChains[0][0])
 	if err != nil {
-		// The answer first. A member that has another certificate by now comes again.
-		time.AfterFunc(refusedLinger, func() { _ = info.conn.Close() })
+		closeSoon(info.conn) // a member that has another certificate by now comes again
 		return Caller{}, refused(err)
 	}
 	return c, nil
@@ -111,6 +116,18 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 	if err != nil {
 		return nil, err
 	}
+	if c.Own == nil {
+		return g.serve(ctx, c, req, next)
+	}
+	if err := few(c, req); err != nil {
+		return nil, g.beyond(err)
+	}
+	resp, err := g.run(ctx, c, func() (any, error) { return g.serve(ctx, c, req, next) })
+	return resp, g.beyond(err)
+}
+
+// serve makes a call that its caller may make.
+func (g *gate) serve(ctx context.Context, c Caller, req any, next grpc.UnaryHandler) (any, error) {
 	if err := g.authorise(ctx, c, req); err != nil {
 		return nil, refused(err)
 	}
@@ -177,15 +194,7 @@ func (g *gate) written(c Caller, req any) (octets int, err error) {
 	case *pb.TxnRequest:
 		for _, list := range [][]*pb.RequestOp{r.Success, r.Failure} {
 			for _, op := range list {
-				n := 0
-				switch o := op.Request.(type) {
-				case *pb.RequestOp_RequestPut:
-					n, err = g.written(c, o.RequestPut)
-				case *pb.RequestOp_RequestDeleteRange:
-					n, err = g.written(c, o.RequestDeleteRange)
-				case *pb.RequestOp_RequestTxn:
-					n, err = g.written(c, o.RequestTxn)
-				}
+				n, err := g.written(c, operation(op))
 				if err != nil {
 					return 0, err
 				}
@@ -220,7 +229,7 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	s := &guarded{ServerStream: ss, g: g, c: c, method: info.FullMethod, live: map[int64]bool{}}
 	if c.Own != nil {
 		if err := g.use.stream(c.Name); err != nil {
-			return err
+			return g.beyond(err)
 		}
 		defer func() { g.use.left(c.Name, int(s.watches.Load())) }()
 	}
@@ -250,7 +259,7 @@ func (s *guarded) RecvMsg(m any) error {
 	}
 	if w, ok := m.(*pb.WatchRequest); ok && s.c.Own != nil && w.GetCreateRequest() != nil {
 		if err := s.g.use.watch(s.c.Name); err != nil {
-			return err
+			return s.g.beyond(err)
 		}
 		s.watches.Add(1)
 	}
@@ -263,6 +272,9 @@ func (s *guarded) SendMsg(m any) error {
 	}
 	if w, ok := m.(*pb.WatchResponse); ok && s.c.Own != nil {
 		s.count(w)
+		if err := s.g.use.answer(s.Context(), s.c.Name, int64(proto.Size(w)), s.c.bounds().answers); err != nil {
+			return s.g.beyond(err)
+		}
 	}
 	return s.ServerStream.SendMsg(m)
 }

@@ -10,16 +10,17 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 )
 
 // raw connects etcd's own client, with the certificate of a member, to one that has a replica.
-func (f *fabric) raw(ca *authority, by, name string) *clientv3.Client {
+func (f *fabric) raw(ca *authority, by, name string, o ...grpc.DialOption) *clientv3.Client {
 	f.Helper()
 	raw, err := clientv3.New(clientv3.Config{Endpoints: []string{f.configs[name].Advertise}, Logger: zap.NewNop(),
-		TLS: etcd.Named(ca.client(f.T, by, false))})
+		TLS: etcd.Named(ca.client(f.T, by, false)), DialOptions: o})
 	if err != nil {
 		f.Fatal(err)
 	}

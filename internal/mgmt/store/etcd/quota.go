@@ -41,6 +41,9 @@ type account struct {
 	at               time.Time
 	leases           map[int64]time.Time // those taken here, and when
 	streams, watches int
+	calls, running   int
+	turns            *sync.Cond     // of calls that wait until running falls
+	conns            map[*held]bool // with answers; those that were closed go with the next one
 }
 
 func newQuotas() *quotas { return &quotas{members: map[string]*account{}} }
@@ -49,7 +52,7 @@ func newQuotas() *quotas { return &quotas{members: map[string]*account{}} }
 func (q *quotas) of(name string) *account {
 	a := q.members[name]
 	if a == nil {
-		a = &account{leases: map[int64]time.Time{}}
+		a = &account{leases: map[int64]time.Time{}, conns: map[*held]bool{}}
 		q.members[name] = a
 	}
 	return a

@@ -299,7 +299,7 @@ func (s *Server) newServer() error {
 
 		MaxTxnOps:            128,
 		MaxRequestBytes:      3 << 19,
-		MaxConcurrentStreams: 256, // of one connection; others wait in its client
+		MaxConcurrentStreams: maxConnStreams, // others wait in their client
 
 		WarningApplyDuration:        time.Second,
 		WarningUnaryRequestDuration: time.Second,
@@ -386,8 +386,10 @@ func serverName(f PeerFiles) string {
 // serve answers other nodes.
 func (s *Server) serve(run context.Context) {
 	namespace := cmp.Or(s.c.Namespace, DefaultNamespace) + "/"
-	s.front = newFront(s.listener, s.c.TLS, s.c.Known, cmp.Or(s.c.counters, &ListenerCounters{}))
-	g := &gate{etcd: s.etcd, withheld: &s.withheld, namespace: namespace, admit: s.c.Admit, use: newQuotas()}
+	count := cmp.Or(s.c.counters, &ListenerCounters{})
+	s.front = newFront(s.listener, s.c.TLS, s.c.Known, count)
+	g := &gate{count: count, etcd: s.etcd, withheld: &s.withheld, namespace: namespace, admit: s.c.Admit,
+		use: newQuotas()}
 	s.rpc = g.server(
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
