@@ -129,6 +129,45 @@ func TestConfinedPaths(t *testing.T) {
 	}
 }
 
+// checkEdges compares the tables of each switch next to a confined one with the model: what the ports behind send
+// passes by its source LID and P_Key, and nothing else.
+func checkEdges(t *testing.T, f *subnet.Fabric, m *sm.Manager) {
+	t.Helper()
+	top := m.Topo()
+	agents := map[ib.GUID]*subnet.Node{}
+	for _, n := range f.Nodes() {
+		agents[n.Agent.Config().NodeGUID] = n
+	}
+	for _, l := range top.Links() {
+		for _, at := range [][2]topo.Ref{{l.A, l.B}, {l.B, l.A}} {
+			sw, edge := &top.Nodes[at[0].Node], &top.Nodes[at[1].Node]
+			if !sw.IsSwitch() || !edge.IsSwitch() {
+				continue
+			}
+			a := agents[sw.Info.NodeGUID].Agent
+			if i := a.Port(at[0].Port); i.PartitionEnforceIn != edge.Confined || i.PartitionEnforceOut {
+				t.Errorf("%s port %d to %s, confined %v: in %v, out %v", sw.Description, at[0].Port, edge.Description,
+					edge.Confined, i.PartitionEnforceIn, i.PartitionEnforceOut)
+			}
+			if !edge.Confined {
+				continue
+			}
+			_, forged := a.Forwarding().Unicast(at[0].Port, a.LID(), 0x8123)
+			_, own := a.Forwarding().Unicast(at[0].Port, a.LID(), 0xffff)
+			if own != vswitch.OK || forged != vswitch.PKeyIn {
+				t.Errorf("%s from %s: %v, forged %v", sw.Description, edge.Description, own, forged)
+			}
+			for r := range top.EndPorts() {
+				if lid := top.Port(r).Info.LID; top.Attached(r).Node == at[1].Node &&
+					a.Forwarding().Entry(lid) != at[0].Port {
+					t.Errorf("%s sends to LID %d at %s by port %d, and is linked by %d", sw.Description, lid,
+						edge.Description, a.Forwarding().Entry(lid), at[0].Port)
+				}
+			}
+		}
+	}
+}
+
 // TestConfinedManager: the manager's own switch is confined. All that it reaches by one more switch is in the subnet.
 func TestConfinedManager(t *testing.T) {
 	for _, at := range []string{"adapter", "switch"} {
