@@ -430,6 +430,9 @@ type Status struct {
 // Status returns what the manager does. The store's part is left out.
 func (m *Manager) Status() Status {
 	s := Status{Status: m.sm.Status(), Elected: m.elected, Caretaker: m.caretaker, Groups: m.sa.Groups(), SA: m.sa.Counters}
+	if !m.elected && !m.caretaker && s.Status.State == sm.NotActive {
+		s.Status.State = sm.Standby // it takes over when the store elects it
+	}
 	_, s.MKeyFrom = m.wanted()
 	if t := m.Topo(); t != nil {
 		s.Switches = len(t.Switches())

@@ -474,15 +474,21 @@ func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	}
 }
 
+// Names of states for people.
+const (
+	NotActive = "not active" // another manager disabled it
+	Standby   = "standby"
+)
+
 // stateName returns the name of a state for people.
 func stateName(s mad.SMState) string {
 	switch s {
 	case mad.SMNotActive:
-		return "not active"
+		return NotActive
 	case mad.SMDiscovering:
 		return "discovering"
 	case mad.SMStandby:
-		return "standby"
+		return Standby
 	case mad.SMMaster:
 		return "master"
 	}

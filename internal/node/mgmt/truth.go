@@ -225,9 +225,12 @@ func (c checks) managers() (list []api.Finding) {
 		list = append(list, api.Finding{Level: api.LevelFail, Check: "manager", What: d.Why, Fix: d.Fix})
 	}
 	if len(list) == 0 {
+		others := fmt.Sprintf("with %d others that stand by", len(s.Others))
+		if c.n.fabric.Load() != nil {
+			others = "elected in the store of the fabric" // it does not see those that stand by
+		}
 		list = append(list, api.Finding{Level: api.LevelOK, Check: "manager", What: fmt.Sprintf(
-			"one master, %s, with %d others that stand by; its last sweep met no problem", c.n.cfg.Host,
-			len(s.Others))})
+			"one master, %s, %s; its last sweep met no problem", c.n.cfg.Host, others)})
 	}
 	return list
 }
