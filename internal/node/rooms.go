@@ -60,6 +60,7 @@ func (n *Node) openRooms() error {
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host,
 		Subnet: n.sub, DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy, Members: n.member.Commands(),
+		Drained: func(port ib.GUID) string { return n.member.Roster().DrainedAt(port) },
 		Planned: func(a, b ib.GUID) bool { return n.mesh == nil || n.mesh.Planned(a, b) }})
 	if n.member.Name() != "" {
 		n.mgmt.Share(n.shared())

@@ -58,6 +58,9 @@ func TestDrainedHost(t *testing.T) {
 		"host3 is drained: nothing uses it")
 	r.must("host3", "ip link show ib0_1_7fff || echo none", "none")
 	r.refuses("host3", uses[0])
+	r.must("host1", "weft vesw create lab")
+	r.must("host1", "weft vesw port add lab weft_ib0@host3 2>&1 | grep -v ^$ || true",
+		"... host3 is drained: it accepts no new virtual port. fix: weft member undrain host3")
 
 	t.Log("the node starts again")
 	r.must("host3", "weft down && weft up --detach", "weft: ready: ...")
@@ -74,6 +77,8 @@ func TestDrainedHost(t *testing.T) {
 	for _, text := range uses {
 		r.must("host3", text)
 	}
+	r.must("host1", "weft vesw port add lab weft_ib0@host3")
 	r.must("host3", "weft run -- ibv_rc_pingpong -d weft_ib0 &")
 	r.must("host2", "weft run -- ibv_rc_pingpong -d weft_ib0 10.0.0.3", "1000 iters in ...")
+	r.must("host2", "weft sm", "manager standby, ...")
 }

@@ -30,8 +30,8 @@ var samples = map[string]string{"netip.Addr": "10.0.0.1", "netip.AddrPort": "10.
 var programs = strings.Fields("apt-get cat chmod df etcd etcdctl ethtool ip kill modprobe mount openssl ping rm " +
 	"setcap ss sudo sysctl timedatectl ulimit")
 
-// openers are words with which a clause begins that is no command. What is in no list may be a command that nobody has
-// tried: write it as one of programs, or begin with another word.
+// openers are words with which a clause begins that is no command. What is in no list may be a command: write it
+// as one of programs, or begin with another word.
 var openers = strings.Fields("a add again an another as ask at attach change check choose connect copy date decide " +
 	"defrag delete else end first for free give here if in install it its later leave let make more move name " +
 	"no none not nothing omit on open or prints raise read readable remove repeat restart restore run section see set " +

@@ -271,3 +271,16 @@ func (r *Roster) Stores() (list []string) {
 
 // stamp is a time for people, in UTC so that clocks of two hosts compare.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// DrainedAt is the name of the drained member with a port; empty: its member is not drained, or there is none. Ports
+// have the GUID of their node and a number. A nil Roster has no members.
+func (r *Roster) DrainedAt(port ib.GUID) string {
+	if r == nil {
+		return ""
+	}
+	x := r.ByGUID(port &^ 0xffff)
+	if x == nil || x.State != Draining && x.State != Drained {
+		return ""
+	}
+	return x.Name
+}

@@ -59,3 +59,17 @@ func TestSwitchCheck(t *testing.T) {
 		}
 	}
 }
+
+// TestDrainedAt finds the drained member with a port.
+func TestDrainedAt(t *testing.T) {
+	r := &Roster{Members: []Record{{Name: "a", GUID: 0x10000}, {Name: "b", GUID: 0x20000, State: Drained},
+		{Name: "c", GUID: 0x30000, State: Draining}}}
+	for port, want := range map[ib.GUID]string{0x10003: "", 0x20003: "b", 0x30005: "c", 0x40003: ""} {
+		if got := r.DrainedAt(port); got != want {
+			t.Errorf("%v: %q, want %q", port, got, want)
+		}
+	}
+	if got := (*Roster)(nil).DrainedAt(0x20003); got != "" {
+		t.Errorf("of no fabric: %q", got)
+	}
+}

@@ -44,6 +44,8 @@ type Config struct {
 	DevicePort func(device string) (ib.GUID, bool)
 	// Members are the other members of the node's fabric; nil: it is never in one.
 	Members Members
+	// Drained is the name of the drained member with a port; empty: its member is not drained.
+	Drained func(port ib.GUID) string
 	// Planned reports whether two nodes shall have a trunk; nil: each two that had one.
 	Planned func(a, b ib.GUID) bool
 	// ManagedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.

@@ -386,6 +386,10 @@ func (e *VESWs) addPort(ctx context.Context, name string, p api.VESWPortAdd) (v 
 	if err != nil {
 		return v, err
 	}
+	if host := e.n.cfg.Drained(guid); host != "" {
+		return v, &api.Error{Code: api.CodeDrained, Why: host + " is drained: it accepts no new virtual port",
+			Fix: "weft member undrain " + host}
+	}
 	v, err = e.editNamed(ctx, "vesw port add", help, name, func(d *manager.Desired, w *em.VESW) error {
 		_, err := d.Ethernet.Add(w.Name, guid, index, p.Gateway)
 		return err

@@ -96,7 +96,7 @@ var table = map[string]string{"a": "of a table"}
 func element(k string) *Error { return &Error{Fix: table[k]} }
 `
 
-// TestFind finds the fixes of a package, also those that nobody can know, and states without one.
+// TestFind finds the fixes of a package, also those that are not known, and states without one.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module x\n\ngo 1.26\n", "x.go": source} {
