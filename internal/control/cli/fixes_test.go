@@ -34,8 +34,8 @@ var programs = strings.Fields("apt-get cat chmod df etcd etcdctl ethtool ip kill
 // as one of programs, or begin with another word.
 var openers = strings.Fields("a add again an another as ask at attach change check choose connect copy date decide " +
 	"defrag delete else end first for free give here if in install it its later leave let make more move name " +
-	"no none not nothing omit on open or prints raise read readable remove repeat restart restore run section see set " +
-	"start stop such take that the there they to upgrade use wait where which with within without write")
+	"no none not nothing omit on open or prints raise read readable remove repeat restart restore run section see " +
+	"set lists so start stop such take that the there they to upgrade use wait where which with within without write")
 
 // clause ends a clause of a text.
 var clause = regexp.MustCompile(`[;,:] | or | and then | \(`)
