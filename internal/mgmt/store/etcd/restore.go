@@ -231,7 +231,8 @@ func (m *Member) build(ctx context.Context, dir string, b *Backup, generation ui
 	if err != nil {
 		return err
 	}
-	if err := raiseRevision(filepath.Join(dir, "etcd", "member", "snap", "db"), int64(b.Revision)+skipped); err != nil {
+	rev := max(int64(b.Revision)+skipped, int64(generation)*skipped) // also where a backup is restored again
+	if err := raiseRevision(filepath.Join(dir, "etcd", "member", "snap", "db"), rev); err != nil {
 		return fmt.Errorf("raise the revision of the restored store: %w", err)
 	}
 	return m.with(ctx, dir, func(_ *Server, c store.Store) error { return fill(ctx, c, b) })
@@ -272,8 +273,9 @@ func (s *Server) snapshot(ctx context.Context, c store.Store) error {
 	}
 }
 
-// skipped is how many revisions lie between a backup and the store that is made of it: more than were made after the
-// backup. A comparison of revisions shows the restored state as the newer one.
+// skipped is how many revisions lie between a backup and the store that is made of it, and between two generations:
+// more than were made after the backup. A comparison of revisions, or of terms, which are revisions, shows the restored
+// state as the newer one.
 const skipped = 1 << 30
 
 // raiseRevision makes the next revision of a store that does not run the one after rev, or leaves it where it is later.
