@@ -50,6 +50,9 @@ func retain(next, own *etcd.Backup, r *member.Roster, now time.Time) error {
 	if err := c.keepCAs(had, fabric, r); err != nil {
 		return err
 	}
+	if err := c.endReports(had, r); err != nil {
+		return err
+	}
 	if k := had[manager.KeyMKey]; k != nil { // it has the earlier keys in it
 		c[manager.KeyMKey] = k
 	}
@@ -104,8 +107,9 @@ func (c content) keepRemoved(r *member.Roster, now time.Time) error {
 	return nil
 }
 
-// keepMembers keeps the members that joined after the backup, and the CAs with keys that members got since. A voter
-// without a record would have the key of a CA, and no removal would replace that.
+// keepMembers keeps the members that joined after the backup, the certificates that members have now, and the CAs
+// with keys that members got since. A voter without a record would have the key of a CA, and no removal would replace
+// that. A record with an earlier certificate than its member uses would put the member out when its CA is replaced.
 func (c content) keepMembers(r *member.Roster) error {
 	for i := range r.Members {
 		m := r.Members[i]
@@ -120,6 +124,7 @@ func (c content) keepMembers(r *member.Roster) error {
 					old.Epochs = append(old.Epochs, e)
 				}
 			}
+			old.Certificate = member.LaterCertificate(m.Certificate, old.Certificate)
 			m = old
 		} else {
 			c.deleteBelow(member.TreeName, func(k string) bool { return string(c[k]) == guid })
@@ -140,6 +145,45 @@ func (c content) keepMembers(r *member.Roster) error {
 	return nil
 }
 
+// endReports takes out of the reports what their members may not report any more: all but where the members are
+// reached, and what uses them. Each member reports again when it finds its report without its incarnation.
+func (c content) endReports(had content, r *member.Roster) error {
+	for i := range r.Members {
+		x := &r.Members[i]
+		key := member.TreeReport + "/" + member.GUIDKey(x.GUID)
+		m, err := member.Decode[member.Record](c[member.TreeRecord+"/"+member.GUIDKey(x.GUID)])
+		if err != nil || m.Key != x.Key {
+			continue
+		}
+		if c[key] == nil {
+			c[key] = had[key]
+		}
+		last, err := member.Decode[member.Report](c[key])
+		if err != nil {
+			last = member.Report{}
+		}
+		c[key], err = member.Encode[member.Report](member.Report{GUID: x.GUID, Program: last.Program, Users: last.Users,
+			More: last.More, Addresses: x.Addresses, Store: x.Store, Switch: x.Switch})
+		if err != nil {
+			return err
+		}
+	}
+	for key, value := range c {
+		if !store.Below(member.TreeReport, key) {
+			continue
+		}
+		if last, err := member.Decode[member.Report](value); err != nil {
+			delete(c, key)
+		} else if last.Incarnation != 0 { // of a member that the roster has not
+			last.Incarnation, last.Clock, last.CAs, last.Signed = 0, time.Time{}, nil, 0
+			if c[key], err = member.Encode[member.Report](last); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // keepCAs has the CAs of the roster where they are later than those of the backup, with the keys that this node's copy
 // has. A voter that got the key of a CA has it in its record, as its removal needs it.
 func (c content) keepCAs(had content, f member.Fabric, r *member.Roster) error {
@@ -152,11 +196,14 @@ func (c content) keepCAs(had content, f member.Fabric, r *member.Roster) error {
 		return err
 	}
 	c[member.KeyFabric] = b
+	valid := func(epoch uint32) bool {
+		return slices.ContainsFunc(f.CAs, func(ca member.CA) bool { return ca.Epoch == epoch })
+	}
+	c.deleteBelow(member.TreeSealed, func(k string) bool { n, _, ok := sealedFor(k); return ok && !valid(n) })
 	for k, v := range had {
-		epoch, guid, ok := strings.Cut(strings.TrimPrefix(k, member.TreeSealed+"/"), "/")
-		n, err := strconv.ParseUint(epoch, 10, 32)
+		n, guid, ok := sealedFor(k)
 		record := member.TreeRecord + "/" + guid
-		if !store.Below(member.TreeSealed, k) || !ok || err != nil || c[record] == nil {
+		if !ok || !valid(n) || c[record] == nil {
 			continue
 		}
 		m, err := member.Decode[member.Record](c[record])
@@ -164,12 +211,19 @@ func (c content) keepCAs(had content, f member.Fabric, r *member.Roster) error {
 			continue // it is in no roster either
 		}
 		c[k] = v
-		if !slices.Contains(m.Epochs, uint32(n)) {
-			m.Epochs = append(m.Epochs, uint32(n))
+		if !slices.Contains(m.Epochs, n) {
+			m.Epochs = append(m.Epochs, n)
 			if c[record], err = json.Marshal(m); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// sealedFor is the epoch and the voter in the key of a CA's key that is sealed to it.
+func sealedFor(key string) (epoch uint32, guid string, ok bool) {
+	number, guid, ok := strings.Cut(strings.TrimPrefix(key, member.TreeSealed+"/"), "/")
+	n, err := strconv.ParseUint(number, 10, 32)
+	return uint32(n), guid, ok && err == nil && store.Below(member.TreeSealed, key)
 }

@@ -3,10 +3,17 @@
 package node
 
 import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/x509"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/member"
@@ -46,7 +53,7 @@ func TestRetain(t *testing.T) {
 			guid := member.GUIDKey(m.GUID)
 			put(member.TreeRecord+"/"+guid, encoded(t, m))
 			put(member.TreeName+"/"+m.Name, []byte(guid))
-			put(member.TreeReport+"/"+guid, []byte("report"))
+			put(member.TreeReport+"/"+guid, encoded(t, member.Report{GUID: m.GUID}))
 			put(member.TreeStoreMember+"/"+guid, []byte("store"))
 			put(member.TreeSealed+"/1/"+guid, []byte("sealed"))
 		}
@@ -170,5 +177,71 @@ func TestRetainMembers(t *testing.T) {
 	}
 	if got[member.TreeRecord+"/"+member.GUIDKey(gone.GUID)] != "" {
 		t.Error("a removed member is back")
+	}
+}
+
+// TestRetainCertificates: a backup is from before the CA was rotated. What is restored has the certificates that
+// members use now, so that no member is out when the CA is replaced; no key of a CA that is gone; and reports in
+// which nothing counts that was so at the time of the backup.
+func TestRetainCertificates(t *testing.T) {
+	now := time.Now()
+	r, _ := trial(t, member.Voter|member.Administrator, member.Voter)
+	fabric := member.Fabric{ID: r.Fabric, Made: now, Policy: member.DefaultPolicy, CAs: r.CAs}
+	b := &etcd.Backup{}
+	put := func(key string, v []byte) { b.Entries = append(b.Entries, etcd.BackupEntry{Key: key, Value: v}) }
+	put(member.KeyFabric, encoded(t, fabric))
+	for _, m := range r.Members {
+		guid := member.GUIDKey(m.GUID)
+		put(member.TreeRecord+"/"+guid, encoded(t, m))
+		put(member.TreeName+"/"+m.Name, []byte(guid))
+		put(member.TreeSealed+"/1/"+guid, []byte("sealed"))
+		put(member.TreeReport+"/"+guid, encoded(t, member.Report{GUID: m.GUID, Incarnation: 7, Clock: now,
+			CAs: []uint32{1}, Signed: 1, Addresses: []string{"10.0.0.9:4792"},
+			Users: []member.User{{Kind: "program", Name: "rping"}}}))
+	}
+	next, err := member.NewAuthority(r.Fabric, 2, now, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := *r
+	x.CAs, x.Members = []member.CA{next.CA(member.CASigning, now)}, slices.Clone(r.Members)
+	for i := range x.Members {
+		m := &x.Members[i]
+		c, err := x509.ParseCertificate(m.Certificate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claims, err := member.ClaimsOf(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Certificate, err = next.Issue(claims, c.PublicKey.(*ecdsa.PublicKey), now.Add(time.Minute), 0,
+			rand.Reader); err != nil {
+			t.Fatal(err)
+		}
+		m.Addresses = []string{fmt.Sprintf("10.0.0.%d:4792", i+1)}
+	}
+	if err := retain(b, nil, &x, now); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]byte{}
+	for _, e := range b.Entries {
+		got[e.Key] = e.Value
+	}
+	for _, m := range x.Members {
+		guid := member.GUIDKey(m.GUID)
+		k, err := member.Decode[member.Record](got[member.TreeRecord+"/"+guid])
+		if err != nil || !bytes.Equal(k.Certificate, m.Certificate) {
+			t.Errorf("%s: the certificate is not the one in use: %v", m.Name, err)
+		}
+		if got[member.TreeSealed+"/1/"+guid] != nil {
+			t.Errorf("%s: the key of the CA that was replaced is there", m.Name)
+		}
+		want := member.Report{Form: k.Form, GUID: m.GUID, Addresses: m.Addresses,
+			Users: []member.User{{Kind: "program", Name: "rping"}}}
+		p, err := member.Decode[member.Report](got[member.TreeReport+"/"+guid])
+		if d := cmp.Diff(want, p); d != "" || err != nil {
+			t.Errorf("%s: the report: %v\n%s", m.Name, err, d)
+		}
 	}
 }

@@ -45,8 +45,8 @@ type rule struct {
 	read Role // any of these reads; 0: every member
 	// write: any of these roles writes
 	write Role
-	// own is the most octets of the one key below the tree that a member of any role writes, its GUID and then below; 0:
-	// there is none. The keys are fixed and their sizes bounded, so that no member can fill the store.
+	// own is the most octets of the one key below the tree that a member of any role writes, its GUID and then below;
+	// 0: there is none. The keys are fixed and their sizes bounded, so that no member can fill the store.
 	own   int
 	below string
 }
@@ -57,8 +57,8 @@ const (
 	maxPresence  = 4 << 10
 )
 
-// rules are in order: the first whose tree is or contains the key counts. A key without a rule is refused. Voters hold
-// the store, and so read all of it; what must not be read by them is sealed.
+// rules are in order: the first with a tree that is or contains the key counts. A key without a rule is refused.
+// Voters hold the store, and so read all of it; what must not be read by them is sealed.
 var rules = []rule{
 	{tree: treeMKeys, read: Voter | Manager, write: Manager},
 	{tree: TreeToken, read: Voter | Administrator, write: Voter | Administrator},

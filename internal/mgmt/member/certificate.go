@@ -257,6 +257,19 @@ func ClaimsOf(c *x509.Certificate) (x Claims, err error) {
 	return x, nil
 }
 
+// LaterCertificate returns the one of two certificates of a member that was made later, a where both were at the same
+// time or b is unreadable.
+func LaterCertificate(a, b []byte) []byte {
+	x, err := x509.ParseCertificate(a)
+	if err != nil {
+		return b
+	}
+	if y, err := x509.ParseCertificate(b); err == nil && y.NotBefore.After(x.NotBefore) {
+		return b
+	}
+	return a
+}
+
 // staleAgain is when a certificate that lags behind the roster is renewed after a failure.
 const staleAgain = 15 * time.Second
 

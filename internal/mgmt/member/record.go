@@ -293,8 +293,10 @@ type Report struct {
 	Users       []User    `json:"users"`           // what keeps a drain waiting
 	More        int       `json:"more"`            // users beyond the list
 	CAs         []uint32  `json:"cas"`             // epochs that its roster has: a CA signs when every member has it
-	Signed      uint32    `json:"signed"`          // the epoch of the CA of its certificate
-	Switch      Switch    `json:"switch,omitzero"` // as of the Record
+	// Signed is the epoch of the CA of the certificate that the member uses; 0: that is not the certificate of its
+	// record, or a restore ended the report.
+	Signed uint32 `json:"signed"`
+	Switch Switch `json:"switch,omitzero"` // as of the Record
 }
 
 // User is what uses a member.

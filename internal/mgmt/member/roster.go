@@ -172,7 +172,8 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 // rejoin is what a person does where a member has to join again: its record would refuse it, and its removal ends the
 // tokens that there are.
 func rejoin(name string) string {
-	return "weft member remove --force " + name + " here, if it is listed; weft token here; weft leave; weft join, there"
+	return "weft member remove --force " + name +
+		" here, if it is listed; weft token here; weft leave; weft join, there"
 }
 
 // admitUnknown decides about a valid certificate without a record.
@@ -193,6 +194,15 @@ func (r *Roster) admitUnknown(c *x509.Certificate, x Claims, ca *CA,
 	return x, Provisional, nil
 }
 
+// SignerOf is the epoch of the CA that signed the certificate in a record, as SignedBy.
+func (r *Roster) SignerOf(m *Record) uint32 {
+	c, err := x509.ParseCertificate(m.Certificate)
+	if err != nil {
+		return 0
+	}
+	return r.SignedBy(c)
+}
+
 // signerOf returns the CA that signed a certificate, nil where none of the roster did.
 func (r *Roster) signerOf(c *x509.Certificate) *CA {
 	for i := range r.CAs {
@@ -204,6 +214,14 @@ func (r *Roster) signerOf(c *x509.Certificate) *CA {
 	return nil
 }
 
+// SignedBy is the epoch of the CA that signed a certificate, 0 where no CA of the roster did.
+func (r *Roster) SignedBy(c *x509.Certificate) uint32 {
+	if ca := r.signerOf(c); ca != nil {
+		return ca.Epoch
+	}
+	return 0
+}
+
 func (r *Roster) byKey(k Key) *Record {
 	for i := range r.Members {
 		if r.Members[i].Key == k {
@@ -211,6 +229,22 @@ func (r *Roster) byKey(k Key) *Record {
 		}
 	}
 	return nil
+}
+
+// KeyOfVoter reports whether a certificate has the key of a voter, and the roster admits the certificate of that
+// voter. Such a voter has proved in the handshake that it is the one in the roster, whichever CA signed its present
+// certificate. What the certificate states counts for nothing.
+func (r *Roster) KeyOfVoter(c *x509.Certificate, now time.Time) bool {
+	m := r.byKey(KeyOf(c))
+	if m == nil || !m.Roles.Has(Voter) {
+		return false
+	}
+	own, err := x509.ParseCertificate(m.Certificate)
+	if err != nil {
+		return false
+	}
+	_, v, _ := r.Admit(own, now)
+	return v == Admitted
 }
 
 // ByGUID returns the record of the member with a GUID, nil where there is none.

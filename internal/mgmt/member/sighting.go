@@ -25,16 +25,24 @@ type sighting struct {
 	copied      time.Time // when two were last seen at once
 }
 
-// life is an incarnation with its last address.
+// life is an incarnation with the last sighting of it.
 type life struct {
-	incarnation uint64
-	address     string
-	seen        time.Time
+	Sighting
+	seen time.Time
 }
 
-// Saw notes that a certificate's key was proved by a node of an incarnation, from an address. It returns a problem
-// that names both places where the identity is used twice.
-func (s *Sightings) Saw(k Key, name string, incarnation uint64, address string, now time.Time) *problem.Error {
+// Sighting is what a node of an incarnation wrote with a key.
+type Sighting struct {
+	Incarnation uint64
+	Address     string
+	Written     time.Time // by the node's own clock; zero: no node wrote it
+}
+
+// Saw notes a sighting of a key at the time now. It returns a problem that names both places where the identity is
+// used twice. What a node wrote before shows no life of that node: it is in the store until its next incarnation has
+// written, and a restore of the store brings it back. Of two sightings with one address, which have one clock, the
+// one that was written earlier is of the node that ended.
+func (s *Sightings) Saw(k Key, name string, x Sighting, now time.Time) *problem.Error {
 	if s.keys == nil {
 		s.keys = map[Key]*sighting{}
 	}
@@ -43,18 +51,22 @@ func (s *Sightings) Saw(k Key, name string, incarnation uint64, address string, 
 		e = &sighting{}
 		s.keys[k] = e
 	}
-	l := life{incarnation, address, now}
-	switch incarnation {
-	case e.now.incarnation:
-		e.now = l
-	case e.before.incarnation:
+	l, last := life{x, now}, e.now.Written
+	switch {
+	case x.Written.IsZero():
+	case x.Incarnation == e.now.Incarnation:
+		if x.Written.After(last) {
+			e.now = l
+		}
+	case x.Address == e.now.Address && !x.Written.After(last):
+	case x.Incarnation != e.before.Incarnation:
+		e.before, e.now = e.now, l
+	case x.Written.After(e.before.Written):
 		// It was replaced and is back: both live.
 		e.before, e.now = e.now, l
 		if now.Sub(e.before.seen) < copyWindow {
 			e.copied = now
 		}
-	default:
-		e.before, e.now = e.now, l
 	}
 	return e.problem(name, now)
 }
@@ -63,9 +75,11 @@ func (e *sighting) problem(name string, now time.Time) *problem.Error {
 	if e.copied.IsZero() || now.Sub(e.copied) >= copyWindow {
 		return nil
 	}
-	return problem.New("the identity of "+name+" is used twice",
-		fmt.Sprintf("nodes at %s and at %s have its key at once", printable(e.before.address),
-			printable(e.now.address)),
+	where := fmt.Sprintf("nodes at %s and at %s have", printable(e.before.Address), printable(e.now.Address))
+	if e.before.Address == e.now.Address { // a copied directory has the address that weft join --address named
+		where = fmt.Sprintf("two nodes, both with the address %s, have", printable(e.now.Address))
+	}
+	return problem.New("the identity of "+name+" is used twice", where+" its key at once",
 		fmt.Sprintf("weft member remove --force %s; then weft leave and weft join on each of the two hosts", name))
 }
 
@@ -93,14 +107,17 @@ type Clocks struct {
 }
 
 // Read takes a member's report as it is read at now, within late of its writing. It returns a problem where the clocks
-// differ by more than skew. A report that was read before leaves the answer as it was.
+// differ by more than skew. A report that was read before leaves the answer as it was, as does one that a restore of
+// the store ended, which has no time.
 func (c *Clocks) Read(p *Report, name string, now time.Time, late, skew time.Duration) *problem.Error {
 	if c.last == nil {
 		c.last, c.off = map[ib.GUID]time.Time{}, map[ib.GUID]time.Duration{}
 	}
 	before, seen := c.last[p.GUID]
-	c.last[p.GUID] = p.Clock
-	if !seen || !before.Equal(p.Clock) {
+	if !p.Clock.IsZero() {
+		c.last[p.GUID] = p.Clock
+	}
+	if !p.Clock.IsZero() && (!seen || !before.Equal(p.Clock)) {
 		d := p.Clock.Sub(now)
 		switch {
 		case d < 0 && !seen: // it may have been written at any time before

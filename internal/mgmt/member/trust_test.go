@@ -524,7 +524,7 @@ func TestSightings(t *testing.T) {
 	now := start
 	saw := func(incarnation uint64, address string) string {
 		now = now.Add(time.Second)
-		if p := s.Saw(k, "b1", incarnation, address, now); p != nil {
+		if p := s.Saw(k, "b1", Sighting{incarnation, address, now}, now); p != nil {
 			return p.Error()
 		}
 		return ""
@@ -547,6 +547,27 @@ func TestSightings(t *testing.T) {
 	}
 	if s.Copied(k, "b1", now) == nil || s.Copied(k, "b1", now.Add(copyWindow)) != nil {
 		t.Error("the state does not follow")
+	}
+	// What an incarnation wrote before it ended stays in the store while the next one cannot write, and may come back
+	// by a restore; a report that a restore ended is of no time.
+	k, written := Key{2}, now
+	for i, x := range []Sighting{{1, "10.0.0.1:4792", written}, {2, "10.0.0.1:4792", written.Add(time.Second)},
+		{1, "10.0.0.1:4792", written}, {2, "10.0.0.1:4792", written.Add(2 * time.Second)},
+		{3, "10.0.0.1:4792", written.Add(-time.Hour)}, {2, "10.0.0.1:4792", written.Add(3 * time.Second)},
+		{0, "10.0.0.1:4792", time.Time{}}, {2, "10.0.0.1:4792", written.Add(4 * time.Second)},
+		{1, "10.0.0.1:4792", written.Add(500 * time.Millisecond)}, // it was on its way
+		{1, "10.0.0.7:4792", written}, {2, "10.0.0.1:4792", written.Add(5 * time.Second)}} {
+		if p := s.Saw(k, "c1", x, now.Add(5*time.Second)); p != nil {
+			t.Errorf("%d: %v", i, p)
+		}
+	}
+	// A copy of a directory has the address that its owner named as well.
+	s.Saw(k, "c1", Sighting{4, "10.0.0.1:4792", written.Add(6 * time.Second)}, now)
+	const both = "two nodes, both with the address 10.0.0.1:4792, have its key at once. " +
+		"fix: weft member remove --force c1"
+	if p := s.Saw(k, "c1", Sighting{2, "10.0.0.1:4792", written.Add(7 * time.Second)}, now); p == nil ||
+		!strings.Contains(p.Error(), both) {
+		t.Errorf("%v", p)
 	}
 	s.Keep(&Roster{})
 	if len(s.keys) != 0 {
@@ -631,6 +652,9 @@ func TestClocks(t *testing.T) {
 		t.Error(got)
 	}
 	if got := read(start.Add(time.Minute), start.Add(time.Minute)); got != "" {
+		t.Error(got)
+	}
+	if got := read(time.Time{}, start.Add(time.Hour)); got != "" { // a restore of the store ended the report
 		t.Error(got)
 	}
 }

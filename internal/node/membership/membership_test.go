@@ -230,7 +230,7 @@ func TestThreeHosts(t *testing.T) {
 	// The other goes on by the new CA.
 	condtest.Until(t, "a certificate of the new CA", func() bool {
 		_, v, _ := b.Roster().Admit(b.cert.Load().Leaf, c.now())
-		return v == member.Admitted && signedBy(b.cert.Load().Leaf, b.Roster()) == 2
+		return v == member.Admitted && b.Roster().SignedBy(b.cert.Load().Leaf) == 2
 	})
 	if _, err := enter(b, 4); err != nil {
 		t.Errorf("a host after that: %v", err)

@@ -193,7 +193,7 @@ func (m *Membership) rotate(ctx context.Context) (v api.RotatedSecrets, err erro
 	if err != nil {
 		return v, err
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, 2*storeWait)
 	defer stop()
 	if err := r.Rotate(ctx); err != nil {
 		return v, m.failed(err)

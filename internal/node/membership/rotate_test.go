@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/member"
@@ -102,5 +103,109 @@ func TestNewerNotice(t *testing.T) {
 			return i == 1 && len(n) == 0 ||
 				i == 0 && len(n) == 1 && n[0].What == "records_newer" && strings.Contains(n[0].Why, member.KeyFabric)
 		})
+	}
+}
+
+// TestRestoredRecord: the store is restored, and the record of a member has an earlier certificate than the member
+// uses. The member comes to use the certificate of its record, and reports that; until then it does not report that
+// it does.
+func TestRestoredRecord(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{Uses: 1}); err != nil {
+		t.Fatal(err)
+	}
+	key := member.TreeRecord + "/" + member.GUIDKey(guid(1))
+	old, err := s.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := a.cert.Load().Leaf
+	c.move(member.MemberLife/3*2 + time.Hour)
+	condtest.Until(t, "the renewal", func() bool { a.wake(); return !a.cert.Load().Leaf.Equal(made) })
+	for range 2 { // a restore of a backup that is as old as the first certificate, and then of one without the report
+		if _, err := s.Txn(t.Context(), store.Txn{Do: []store.Op{store.PutOp(key, old.Value),
+			store.DeleteOp(member.TreeReport + "/" + member.GUIDKey(guid(1))),
+			store.PutOp(member.KeyChange, []byte("restored"))}}); err != nil {
+			t.Fatal(err)
+		}
+		condtest.Until(t, "the certificate in use is that of the record", func() bool {
+			a.wake()
+			e, err := s.Get(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := member.Decode[member.Record](e.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := a.registry.Reported(t.Context())
+			return err == nil && bytes.Equal(m.Certificate, a.cert.Load().Leaf.Raw) && r.Signed == 1 &&
+				r.Incarnation != 0
+		})
+	}
+	if list := a.Degraded(); len(list) != 0 {
+		t.Errorf("%v", list)
+	}
+}
+
+// TestMissedRemoval: a member is away from the store while another is removed, and so has no CA that the certificates
+// of the others are signed by. It knows a voter by the key that it has in its roster, and gets its certificate and
+// the roster from it; from the member that was removed it gets none.
+func TestMissedRemoval(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	made, err := a.createToken(t.Context(), api.NewToken{Uses: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []*host
+	for n, name := range []string{"b1", "c1"} {
+		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n + 2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+			Token: strings.Fields(made.Line)[4], Name: name, Now: c.now}
+		if _, err := Join(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, newHost(t, spec.Dir, n+2, spec.Port, s.Open(), c))
+	}
+	away := others[1]
+	if err := away.Open(); err != nil {
+		t.Fatal(err)
+	}
+	defer away.Close()
+	others[0].start(t)
+	condtest.Until(t, "the key of the CA is sealed to b1", func() bool {
+		x := a.Roster().ByName("b1")
+		return x != nil && len(x.Epochs) == 1 && len(a.Roster().Members) == 3
+	})
+	before := a.cert.Load().Leaf
+	if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	condtest.Until(t, "a certificate of the new CA", func() bool {
+		a.wake()
+		return !a.cert.Load().Leaf.Equal(before) && a.Roster().SignedBy(a.cert.Load().Leaf) == 2
+	})
+	w := &worker{m: away.Membership}
+	answer, p := w.fetchElsewhere(t.Context(), away.Roster())
+	if p != nil {
+		t.Fatal(p)
+	}
+	if err := w.keep(answer); err != nil {
+		t.Fatal(err)
+	}
+	r := away.Roster()
+	if len(r.Removed) != 1 || len(r.Members) != 2 || r.SignedBy(away.cert.Load().Leaf) != 2 {
+		t.Errorf("%d members, %d removed, signed by %d", len(r.Members), len(r.Removed),
+			r.SignedBy(away.cert.Load().Leaf))
+	}
+	if r.KeyOfVoter(others[0].cert.Load().Leaf, c.now()) || !r.KeyOfVoter(a.cert.Load().Leaf, c.now()) {
+		t.Error("the member that was removed counts as a voter, or the other does not")
 	}
 }

@@ -3,6 +3,7 @@
 package membership
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -30,7 +31,8 @@ type worker struct {
 	changed  time.Time // that a change was first seen which is later than the last upkeep; zero: none was
 	reached  time.Time // that the store last took a report, or it was first missed
 	probed   time.Time
-	led      bool // this node was the first of the voters from its last look on: no report has waited for it
+	compared time.Time // that clocks were compared last
+	led      bool      // this node was the first of the voters from its last look on: no report has waited for it
 }
 
 // Rounds begin some at once, and then once in roundEvery: any member wakes all voters by its reports.
@@ -171,7 +173,7 @@ func (w *worker) upkeep(ctx context.Context, r *registry.Registry) {
 	p = nil
 	for i := range all {
 		if x := &all[i]; x.Report != nil {
-			p = cmp.Or(p, w.saw(x.Key, x.Name, x.Report))
+			p = cmp.Or(p, w.saw(x.Key, x.Name, x.Report, x.Report.Clock))
 		}
 	}
 	w.seen.Keep(w.m.roster.Load())
@@ -187,22 +189,28 @@ func (w *worker) compareClocks(all []registry.Member) {
 		late += w.later()
 	}
 	w.led = w.first()
+	now := w.m.cfg.Now()
+	if gap := now.Sub(w.compared); gap > upkeepEvery+workTime { // the store was away, and a report may be as old
+		late += gap
+	}
+	w.compared = now
 	for i := range all {
 		if x := &all[i]; x.Report != nil && x.GUID != w.m.cfg.GUID {
-			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, w.m.cfg.Now(), late, time.Duration(roster.Skew)))
+			p = cmp.Or(p, w.clocks.Read(x.Report, x.Name, now, late, time.Duration(roster.Skew)))
 		}
 	}
 	w.m.fault("member_clock", p)
 }
 
-// saw notes the incarnation of a member's report. Two nodes with one identity write by turns, since each repeats its
-// report when it finds another's in its place.
-func (w *worker) saw(k member.Key, name string, p *member.Report) *problem.Error {
+// saw notes the incarnation of a member's report, which it wrote at a time of its clock. Two nodes with one identity
+// write by turns, since each repeats its report when it finds another's in its place.
+func (w *worker) saw(k member.Key, name string, p *member.Report, at time.Time) *problem.Error {
 	address := "an unknown address"
 	if len(p.Addresses) > 0 {
 		address = p.Addresses[0]
 	}
-	return w.seen.Saw(k, name, p.Incarnation, address, w.m.cfg.Now())
+	x := member.Sighting{Incarnation: p.Incarnation, Address: address, Written: at}
+	return w.seen.Saw(k, name, x, w.m.cfg.Now())
 }
 
 // sawOther notes that another incarnation wrote a report in the place of this node's. The first voter looks at it with
@@ -212,37 +220,31 @@ func (w *worker) sawOther(stored, own *member.Report) {
 	m.mu.Lock()
 	id, name := m.id, m.kept.Name
 	m.mu.Unlock()
-	w.saw(id.Key(), name, stored)
+	w.saw(id.Key(), name, stored, stored.Clock)
 	if m.voter() && w.first() {
 		return
 	}
-	if p := w.saw(id.Key(), name, own); p != nil || !m.voter() {
+	if p := w.saw(id.Key(), name, own, m.cfg.Now()); p != nil || !m.voter() {
 		m.fault("identity_copied", p)
 	}
 }
 
-// stale reports whether the certificate lags behind the roster: another name or roles, or another CA signs.
+// stale reports whether the certificate is to be renewed at once: its member's record has another certificate, name or
+// roles, or another CA signs. A renewal makes the certificate in use that of the record, which counts alone once its CA
+// is frozen.
 func stale(c *x509.Certificate, r *member.Roster) bool {
 	x, err := member.ClaimsOf(c)
 	if err != nil {
 		return true
 	}
 	for i := range r.Members {
-		if m := &r.Members[i]; m.GUID == x.GUID && (m.Name != x.Name || m.Roles != x.Roles) {
+		m := &r.Members[i]
+		same := m.Name == x.Name && m.Roles == x.Roles && bytes.Equal(m.Certificate, c.Raw)
+		if m.GUID == x.GUID && m.Key == member.KeyOf(c) && !same {
 			return true
 		}
 	}
-	return signedBy(c, r) != signing(r)
-}
-
-// signedBy is the epoch of the CA that signed a certificate, 0 where it is in no roster.
-func signedBy(c *x509.Certificate, r *member.Roster) uint32 {
-	for _, ca := range r.CAs {
-		if y, err := x509.ParseCertificate(ca.Certificate); err == nil && c.CheckSignatureFrom(y) == nil {
-			return ca.Epoch
-		}
-	}
-	return 0
+	return r.SignedBy(c) != signing(r)
 }
 
 func signing(r *member.Roster) uint32 {
@@ -364,7 +366,7 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	roster := m.roster.Load()
 	p := member.Report{GUID: m.cfg.GUID, Incarnation: m.incarnation, Program: m.cfg.Program,
 		Addresses: m.addresses(), Users: users,
-		Signed: signedBy(m.cert.Load().Leaf, roster)}
+		Signed: roster.SignedBy(m.cert.Load().Leaf)}
 	p.Store = m.storeAddress()
 	if m.cfg.Switch != nil {
 		p.Switch = m.cfg.Switch()
@@ -382,12 +384,20 @@ func (w *worker) report(ctx context.Context, r *registry.Registry) error {
 	if foreign {
 		w.sawOther(&stored, &p)
 	}
-	if err == nil && !foreign && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
+	own := err == nil && stored.Incarnation == m.incarnation // else there is none, a restore ended it, or it is foreign
+	if own && reflect.DeepEqual(p, w.reported) && now.Sub(w.at) < reportEvery {
 		m.fault("member_report", nil)
 		return nil
 	}
 	p.Clock = now
-	if err := r.Report(ctx, p); err != nil {
+	recorded, err := r.Recorded(ctx)
+	if err == nil {
+		if !bytes.Equal(recorded, m.cert.Load().Leaf.Raw) {
+			p.Signed = 0
+		}
+		err = r.Report(ctx, p)
+	}
+	if err != nil {
 		w.at = time.Time{} // written again, also where it comes to equal the last one: until then it is a fault
 		m.fault("member_report", problem.Of("cannot report to the fabric", err))
 		return err

@@ -128,7 +128,9 @@ func (c *Client) joinAt(ctx context.Context, address string, token member.Secret
 	return &a, nil, nil
 }
 
-// Renew gets a new certificate from a voter. present is the member's own certificate with its key.
+// Renew gets a new certificate from a voter. present is the member's own certificate with its key. A voter with the
+// key that it has in the roster answers also by a certificate of a CA that the roster has not: this member was away
+// from the store while the CA was replaced, and the answer has the roster with the new one.
 func (c *Client) Renew(ctx context.Context, address string, present tls.Certificate, roster *member.Roster,
 	id *member.Identity) (*registry.Answer, *problem.Error) {
 	const what = "cannot renew the certificate"
@@ -142,14 +144,18 @@ func (c *Client) Renew(ctx context.Context, address string, present tls.Certific
 			if len(s.PeerCertificates) == 0 {
 				return errors.New("it has shown no certificate")
 			}
-			if _, _, stranger = roster.Admit(s.PeerCertificates[0], c.Now()); stranger != nil {
+			_, v, p := roster.Admit(s.PeerCertificates[0], c.Now())
+			if v == member.BadChain && roster.KeyOfVoter(s.PeerCertificates[0], c.Now()) {
+				return nil
+			}
+			if stranger = p; stranger != nil {
 				return stranger
 			}
 			return nil
 		}})
 	if stranger != nil {
-		return nil, problem.New(what, "the host at "+address+" is no member as far as this one can prove: "+stranger.Why+
-			"; this one was removed, or was away while the CA was replaced",
+		return nil, problem.New(what, "the host at "+address+" is no member as far as this one can prove: "+
+			stranger.Why+"; this one was removed, or was away while the CA was replaced",
 			"weft member remove --force NAME, on a member that lists it; weft leave; weft join, with a new token")
 	}
 	if p != nil {
@@ -218,7 +224,7 @@ type session struct {
 	http    *http.Transport
 }
 
-// connect connects to a member whose CA has the token's pin.
+// connect connects to a member of the fabric with the CA that the token pins.
 func (c *Client) connect(ctx context.Context, address string, token member.Secret) (*session, *problem.Error) {
 	var wrong error
 	s, p := c.dial(ctx, address, &tls.Config{

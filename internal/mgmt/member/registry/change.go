@@ -149,7 +149,8 @@ func (r *Registry) Members(ctx context.Context) (list []Member, problems []*prob
 			v.bad = append(v.bad, p)
 		}
 	}
-	return list, v.bad, nil
+	differ, err := r.disagreeing(ctx, v)
+	return list, append(v.bad, differ...), err
 }
 
 // change edits the record of a member.
@@ -209,6 +210,18 @@ func (r *Registry) Report(ctx context.Context, p member.Report) error {
 		return err
 	}
 	return nil
+}
+
+// Recorded returns the certificate in the record of this member as the store has it; nil where there is no record.
+func (r *Registry) Recorded(ctx context.Context) ([]byte, error) {
+	e, err := r.cfg.Store.Get(ctx, recordKey(r.cfg.GUID))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	m, err := member.Decode[member.Record](e.Value)
+	return m.Certificate, err
 }
 
 // Reported returns the report of this member as the store has it; the zero Report where there is none.
@@ -302,7 +315,24 @@ func (r *Registry) rekey(ctx context.Context) error {
 // CA, with which Advance goes on while members renew their certificates, and replaces the M_Key. It is refused while a
 // rotation is under way. Where the M_Key could not be replaced the error reports that alone.
 func (r *Registry) Rotate(ctx context.Context) error {
-	err := r.edit(ctx, func(v *view) ([]store.Op, error) {
+	err := r.whenAgreed(ctx, func(late bool) error { return r.edit(ctx, r.rotation(ctx, late)) })
+	if err != nil || r.cfg.Rekey == nil {
+		return err
+	}
+	if err := r.cfg.Rekey(ctx); err != nil {
+		return problem.New("the CA and the tokens are replaced, and the M_Key is not", err.Error(),
+			"weft sm set --m-key random")
+	}
+	return nil
+}
+
+// rotation decides about a rotation. late is that of whenAgreed.
+func (r *Registry) rotation(ctx context.Context, late bool) func(*view) ([]store.Op, error) {
+	return func(v *view) ([]store.Op, error) {
+		const what = "cannot replace the CA"
+		if err := r.agreed(ctx, v, what, "", late); err != nil {
+			return nil, err
+		}
 		now := r.cfg.Now()
 		next, err := member.NewAuthority(v.fabric.ID, v.fabric.NextEpoch(), now, 0)
 		if err != nil {
@@ -310,7 +340,7 @@ func (r *Registry) Rotate(ctx context.Context) error {
 		}
 		f, err := member.Introduce(v.fabric, next, now)
 		if err != nil {
-			return nil, problem.New("cannot replace the CA", err.Error(),
+			return nil, problem.New(what, err.Error(),
 				"weft status, which lists ca_rotation until its end")
 		}
 		var voters []member.Record
@@ -325,15 +355,7 @@ func (r *Registry) Rotate(ctx context.Context) error {
 			ops = append(ops, store.DeleteOp(t.Key))
 		}
 		return ops, errors.Join(err, listed)
-	})
-	if err != nil || r.cfg.Rekey == nil {
-		return err
 	}
-	if err := r.cfg.Rekey(ctx); err != nil {
-		return problem.New("the CA and the tokens are replaced, and the M_Key is not", err.Error(),
-			"weft sm set --m-key random")
-	}
-	return nil
 }
 
 // Advance does what time or reports make due, one step: states of members, a rotation's next step, the CA's key for a

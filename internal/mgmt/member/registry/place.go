@@ -66,20 +66,16 @@ func (r *Registry) placeMembers(ctx context.Context, v *view, now time.Time) (op
 // record there that it is connected, and is not away. One that is away stays so until it is connected, whichever voter
 // looks and since when.
 func (r *Registry) look(ctx context.Context, v *view, now time.Time) error {
-	present, err := r.cfg.Store.List(ctx, member.TreeStorePresent)
+	connected, err := r.connected(ctx)
 	if err != nil {
 		return err
-	}
-	connected := map[string]bool{}
-	for _, e := range present.Entries {
-		connected[e.Key] = true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	missed := map[member.Key]time.Time{}
 	for i := range v.roster.Members {
 		m := &v.roster.Members[i]
-		if m.Store == "" || connected[member.TreeStorePresent+"/"+member.GUIDKey(m.GUID)] {
+		if m.Store == "" || connected[member.GUIDKey(m.GUID)] {
 			m.Away = false
 			continue
 		}

@@ -45,7 +45,8 @@ type Config struct {
 // Registry is the members of a fabric as one member reaches them. Methods may be called by several goroutines. Errors
 // are those of the store, or problems.
 type Registry struct {
-	cfg Config
+	cfg      Config
+	patience time.Duration // agreeWait, but in tests
 
 	mu     sync.Mutex
 	ca     map[uint32]*member.Authority // by epoch, opened before
@@ -53,6 +54,8 @@ type Registry struct {
 	// caused bounds, for each member, how often its reports change its record.
 	caused map[ib.GUID]member.Bucket
 	newer  Newer
+	// differ is since when members use other certificates than those of their records, as this node has seen it.
+	differ map[member.Key]time.Time
 	// cleaned are the removals after which nothing that their members wrote is left, or why something is.
 	cleaned map[member.Key]error
 }
@@ -75,7 +78,7 @@ func New(c Config) *Registry {
 	if c.Random == nil {
 		c.Random = rand.Reader
 	}
-	return &Registry{cfg: c, ca: map[uint32]*member.Authority{}, caused: map[ib.GUID]member.Bucket{}}
+	return &Registry{cfg: c, patience: agreeWait, ca: map[uint32]*member.Authority{}, caused: map[ib.GUID]member.Bucket{}}
 }
 
 // view is all records at a time. Writes carry the condition that change is as it was.
@@ -295,30 +298,42 @@ func (r *Registry) Roster(ctx context.Context) (*member.Roster, error) {
 	return &v.roster, nil
 }
 
+// readAgain is how long after a failure Follow reads the store again.
+const readAgain = time.Second
+
 // Follow calls f with the roster, now and after changes, until ctx or the store ends. Changes that are in the roster
-// before, which was read after them, call nothing. An unreadable state is given to bad, and the last roster stays in
-// force; so is ErrNoFabric, of a store without one.
+// before, which was read after them, call nothing. What cannot be read is given to bad, as is ErrNoFabric of a store
+// without a fabric: the last roster stays in force, and the store is read again each readAgain.
 func (r *Registry) Follow(ctx context.Context, f func(*member.Roster), bad func(error)) error {
 	changes, err := r.cfg.Store.Watch(ctx, member.TreeFabric)
 	if err != nil {
 		return err
 	}
 	var has store.Rev
-	for c := range changes {
-		if !c.Reset && c.Rev <= has {
-			continue
+	var again <-chan time.Time // nil: nothing has failed
+	for {
+		select {
+		case c, open := <-changes:
+			if !open {
+				return ctx.Err()
+			}
+			if !c.Reset && c.Rev <= has {
+				continue
+			}
+		case <-again:
 		}
+		again = nil
 		roster, err := r.Roster(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
 			bad(err)
+			again = time.After(readAgain)
 		default:
 			has = store.Rev(roster.Revision)
 			f(roster)
 		}
 	}
-	return ctx.Err()
 }
 
 // FollowReports calls f for each change of a member's report, until ctx or the store ends.

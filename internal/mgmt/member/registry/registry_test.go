@@ -608,7 +608,7 @@ func (s asMember) Watch(ctx context.Context, tree string) (<-chan store.Change, 
 	return s.Store.Watch(ctx, tree)
 }
 
-// TestFollow: each change reaches its followers, also one whose node has no role.
+// TestFollow: each change reaches its followers, also a node without a role.
 func TestFollow(t *testing.T) {
 	l := newLab(t)
 	a := l.found(1, "a1")

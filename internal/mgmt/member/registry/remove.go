@@ -28,11 +28,15 @@ const (
 // decided. An error of the kind store.ErrFull is of a store that had too little room even so: the member is still one.
 func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (member.Replaced, error) {
 	var x removal
-	decide := func(v *view) (ops []store.Op, err error) {
-		x, ops, err = r.removal(ctx, v, name, by, force)
-		return ops, err
+	decide := func() error {
+		return r.whenAgreed(ctx, func(late bool) error {
+			return r.edit(ctx, func(v *view) (ops []store.Op, err error) {
+				x, ops, err = r.removal(ctx, v, name, by, force, late)
+				return ops, err
+			})
+		})
 	}
-	err := r.edit(ctx, decide)
+	err := decide()
 	for try := 1; errors.Is(err, store.ErrFull) && try < 2*fullTries; try++ {
 		if try == fullTries {
 			if e := r.deleteOwn(ctx, x.at, x.gone.GUID); e != nil && !errors.Is(e, store.ErrConflict) {
@@ -44,7 +48,7 @@ func (r *Registry) Remove(ctx context.Context, name, by string, force bool) (mem
 		case <-ctx.Done():
 			return 0, err
 		}
-		err = r.edit(ctx, decide)
+		err = decide()
 	}
 	if err != nil {
 		return 0, err
@@ -65,9 +69,10 @@ type removal struct {
 	replaced member.Replaced
 }
 
-// removal decides about a removal. Its operations are those that each version of the store takes from a voter.
-func (r *Registry) removal(ctx context.Context, v *view, name, by string, force bool) (x removal, ops []store.Op,
-	err error) {
+// removal decides about a removal. Its operations are those that each version of the store takes from a voter. late is
+// that of whenAgreed.
+func (r *Registry) removal(ctx context.Context, v *view, name, by string, force, late bool) (x removal,
+	ops []store.Op, err error) {
 	now := r.cfg.Now()
 	next, err := member.NewAuthority(v.fabric.ID, v.fabric.NextEpoch(), now, 0)
 	if err != nil {
@@ -79,6 +84,11 @@ func (r *Registry) removal(ctx context.Context, v *view, name, by string, force 
 	}
 	if err := r.mayLoseReplica(ctx, &plan.Gone); err != nil {
 		return x, nil, err
+	}
+	if plan.Fabric != nil {
+		if err := r.agreed(ctx, v, "cannot remove the member "+name, name, late); err != nil {
+			return x, nil, err
+		}
 	}
 	x = removal{at: v.change, gone: plan.Gone, replaced: plan.Replace}
 	if ops, err = join(put(goneKey(plan.Gone.Key), plan.Gone)); err != nil {
