@@ -202,8 +202,8 @@ func (q *quotas) turn(ctx context.Context, name string, most int) (done func(), 
 }
 
 // answer charges the connection of a call with an answer of a member, of 0 octets before it is made. It refuses one
-// that would have more octets wait than most, unless none wait. A connection that has taken nothing for long is closed
-// then: that frees its answers, and those that were dropped because the caller gave the call up and are still counted.
+// that would have more octets wait than most, unless none wait. Connections that have taken nothing for long are closed
+// then: that frees their answers, and those that were dropped because the caller gave the call up and are still counted.
 func (q *quotas) answer(ctx context.Context, name string, octets, most int64) error {
 	h := connOf(ctx)
 	if h == nil {
@@ -221,8 +221,10 @@ func (q *quotas) answer(ctx context.Context, name string, octets, most int64) er
 		wait += c.owed.left()
 	}
 	if wait > 0 && wait+octets > most {
-		if h.owed.stalled(now) {
-			closeSoon(h)
+		for c := range a.conns {
+			if c.owed.stalled(now) {
+				closeSoon(c)
+			}
 		}
 		return exceeded("this member has not taken %d octets of answers", wait)
 	}

@@ -57,6 +57,41 @@ func (f *fabric) deaf(ca *authority, by, name string, stop chan struct{}) *clien
 	}))
 }
 
+// TestAnswersStalled: a member has connections that take no answers, as of a host that was stopped. Its other calls are
+// refused once too many answers wait, and not any more when those connections are closed.
+func TestAnswersStalled(t *testing.T) {
+	ca := newAuthority(t)
+	f := newFabric(t)
+	f.security = func(name string) *etcd.Security { return ca.security(t, name) }
+	f.open("a")
+	f.roles("a:voter")
+	f.put("a", "subnet/intent", "all")
+	ctx, end := context.WithTimeout(t.Context(), patience)
+	defer end()
+	own := f.raw(ca, "m1", "a")
+	if _, err := own.Put(ctx, "weft/node/m1", string(bytes.Repeat([]byte("x"), ownOctets))); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	stalled := f.deaf(ca, "m1", "a", stop)
+	close(stop)
+	get := clientv3.OpGet("weft/node/m1")
+	var err error
+	for err == nil {
+		call, giveUp := context.WithTimeout(ctx, 50*time.Millisecond) // the answer waits
+		_, _ = stalled.Txn(call).Then(get, get, get, get).Commit()
+		giveUp()
+		_, err = own.Get(ctx, "weft/node/m1")
+	}
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Fatal(err)
+	}
+	f.until("the calls are taken again", func() bool {
+		_, err := own.Get(ctx, "weft/node/m1")
+		return err == nil
+	})
+}
+
 // heap is how many octets are in use.
 func heap() uint64 {
 	runtime.GC()

@@ -153,6 +153,12 @@ func (c MemberConfig) WithSnapshotCount(n uint64) MemberConfig { c.snapshotCount
 // WithSnapshotCount has the server write a snapshot of its log after so many changes.
 func (c ServerConfig) WithSnapshotCount(n uint64) ServerConfig { c.snapshotCount = n; return c }
 
+// Keep has etcd below the member's replica not end until the function that it returns is called.
+func (m *Member) Keep() (end func(), err error) {
+	_, leave, err := m.view.Load().server.etcd.enter(context.Background())
+	return leave, err
+}
+
 // Ended is ended.
 func (s *Server) Ended() bool { return s.ended() }
 

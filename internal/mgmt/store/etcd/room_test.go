@@ -124,6 +124,36 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+// TestRoomStuck: etcd does not end where the disk of its node has no room. Its files are used by no other replica until
+// it has ended, and that is named.
+func TestRoomStuck(t *testing.T) {
+	f := newFabric(t)
+	var free atomic.Int64
+	free.Store(1 << 40)
+	f.configs["a"] = f.prepare("a").WithFree(free.Load)
+	m := f.open("a")
+	f.roles("a:voter")
+	f.put("a", "k", "1")
+	leave, err := m.Keep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(what string) {
+		f.Helper()
+		f.until(what, func() bool {
+			why := m.Part().Room
+			return why != nil && strings.Contains(why.Error(), what)
+		})
+	}
+	free.Store(1 << 20)
+	named("etcd did not end in order")
+	free.Store(1 << 40)
+	named("etcd did not end in order")
+	leave()
+	f.roles("a:voter")
+	f.expect("a", "k", "1")
+}
+
 // TestRoomAlone: the disk of a node that is alone has no room, from its start. Calls of its store return that, and
 // succeed when there is room.
 func TestRoomAlone(t *testing.T) {
