@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -116,7 +117,7 @@ func refusal(what, status string, answer []byte) error {
 		e = &Error{Code: CodeInternal, Why: fmt.Sprintf("the socket answered %s, not as a node does", status)}
 	}
 	if e.What == "" {
-		e.What = what
+		e.What, e.Why = what, strings.TrimPrefix(e.Why, what+": ") // the store reports what failed, as well
 	}
 	return e
 }

@@ -146,6 +146,8 @@ func TestFabricRoundTrip(t *testing.T) {
 		}
 		b.fail = &Error{Code: CodeNotMaster, Why: "another is", Fix: "weft sm"}
 		checkError(t, x.do(), CodeNotMaster, x.what+": another is. fix: weft sm")
+		b.fail = &Error{Code: CodeNotMaster, Why: x.what + ": another is", Fix: "weft sm"}
+		checkError(t, x.do(), CodeNotMaster, x.what+": another is. fix: weft sm")
 	}
 }
 

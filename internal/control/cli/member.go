@@ -306,6 +306,8 @@ func memberRemove(a *app) *cobra.Command {
 		}
 		return print(r, func(w *screen) {
 			paragraph(w, "removed %s; replaced: %s", r.Name, strings.Join(r.Replaced, ", "))
+			paragraph(w, "its ports stay in partitions and virtual switches, and it has them again if it joins again; "+
+				"weft pkey list and weft vesw list show them, weft pkey delete and weft vesw port delete remove them")
 		})
 	})
 	cmd.Flags().BoolVar(&force, "force", false, "also if the member is not drained, or gone")

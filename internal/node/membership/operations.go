@@ -255,6 +255,9 @@ func (m *Membership) createToken(ctx context.Context, n api.NewToken) (t api.Tok
 	if p := m.closed(); p != nil {
 		return t, m.failed(p) // a line that no host can use
 	}
+	if err := awaitCA(ctx, m); err != nil {
+		return t, m.failed(err)
+	}
 	spec.By = m.Name()
 	secret, made, err := r.CreateToken(ctx, spec)
 	if err != nil {
@@ -263,6 +266,36 @@ func (m *Membership) createToken(ctx context.Context, n api.NewToken) (t api.Tok
 	t = describeToken(&made)
 	t.Line, t.Founded = "weft join "+m.host()+" --token "+secret.Text(), founded
 	return t, nil
+}
+
+// awaitEvery is how often awaitCA looks.
+const awaitEvery = 50 * time.Millisecond
+
+// awaitCA waits until the CA that signs has signed the certificate of this node, as it has about a second after a
+// removal: a token is bound to that CA, and the node shows its certificate to the host that joins.
+func awaitCA(ctx context.Context, m *Membership) error {
+	tick := time.NewTicker(awaitEvery)
+	defer tick.Stop()
+	for {
+		r, err := m.open()
+		if err != nil {
+			return err
+		}
+		now, err := r.Roster(ctx)
+		if err != nil {
+			return err
+		}
+		if now.SignedBy(m.cert.Load().Leaf) == signing(now) {
+			return nil
+		}
+		m.wake()
+		select {
+		case <-ctx.Done():
+			return problem.New("cannot make a token", "this node has no certificate of the new CA yet",
+				"weft status; then repeat the command")
+		case <-tick.C:
+		}
+	}
 }
 
 // closed is why no host can join by way of this node; nil: one can.

@@ -209,3 +209,32 @@ func TestMissedRemoval(t *testing.T) {
 		t.Error("the member that was removed counts as a voter, or the other does not")
 	}
 }
+
+// TestTokenAfterRemoval: a token that is made right after a removal lets a host in at once, though the removal replaced
+// the CA and this node has a certificate of the former one for a moment.
+func TestTokenAfterRemoval(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	for n := 2; n < 4; n++ {
+		made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+			Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
+		if _, err := Join(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+		condtest.Until(t, "the key of the CA is sealed to b1", func() bool {
+			a.wake()
+			x := a.Roster().ByName("b1")
+			return x != nil && len(x.Epochs) == 1
+		})
+		if _, err := a.remove(t.Context(), api.MemberRemoval{Name: "b1", Force: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -222,7 +223,7 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 				Fix: cmp.Or(w.Fix, showStore)}}
 		}
 		if p.Alone {
-			return []api.Degraded{noMajority(&p, n.fabric.Load())}
+			return []api.Degraded{noMajority(&p, etcd.FindOthers(ctx, m), n.fabric.Load())}
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, StorePatience)
@@ -243,8 +244,25 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	return []api.Degraded{d}
 }
 
-// noMajority is what a node with a copy of the store reports when the group has lost its majority.
-func noMajority(p *etcd.MemberStatus, f *Fabric) api.Degraded {
+// noMajority is what a node with a copy of the store reports when it reaches no majority of the group. Where another
+// voter has a leader the group works without this node, and a restore here would be a second store.
+func noMajority(p *etcd.MemberStatus, o etcd.Others, f *Fabric) api.Degraded {
+	if len(o.Leading) > 0 {
+		d := api.Degraded{What: "store_path",
+			Why: fmt.Sprintf("the store works at %s, and this node does not reach its leader: the configuration "+
+				"cannot be changed from here; traffic goes on", f.label(o.Leading[0].Name)),
+			Fix: "weft store status, there"}
+		if len(o.Silent) > 0 {
+			at := o.Silent[0]
+			host, port := at.URL, ""
+			if u, err := url.Parse(at.URL); err == nil {
+				host, port = u.Hostname(), u.Port()
+			}
+			d.Why += "; " + f.label(at.Name) + " does not answer here"
+			d.Fix = "ping " + host + "; open TCP port " + port + " between this host and " + f.label(at.Name)
+		}
+		return d
+	}
 	var names []string
 	for _, r := range p.Replicas {
 		if !r.Learner {
@@ -282,7 +300,7 @@ func withoutMajority(m *etcd.Member, f *Fabric) error {
 	if !p.Alone {
 		return nil
 	}
-	d := noMajority(&p, f)
+	d := noMajority(&p, etcd.FindOthers(context.Background(), m), f)
 	return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
 }
 

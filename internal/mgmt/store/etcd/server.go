@@ -356,14 +356,24 @@ func (s *Server) down() string {
 	return s.failure
 }
 
+// anew is what a person does where the files cannot be used. A member has more than these files in its directory: its
+// keys, without which it is no member.
+func (s *Server) anew() string {
+	const first = "free space on its disk and start again; if its files are damaged, "
+	if s.c.Admit != nil {
+		return first +
+			"weft member remove --force NAME, on a member that lists it; weft leave; weft join, with a new token"
+	}
+	return first + "move the directory away: the fabric is configured anew"
+}
+
 func (s *Server) broken(why string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
 			Fix: "give the directory to the node's user", Err: err}
 	}
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
-		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is " +
-			"configured anew", Err: err}
+		Fix: s.anew(), Err: err}
 }
 
 func electionTicks(group bool) int {
