@@ -319,6 +319,8 @@ func (n *Node) users() (list []member.User, err error) {
 
 // Join makes this host a member of a fabric. Its node does not run.
 func Join(ctx context.Context, s cli.JoinSpec) (j cli.Joined, err error) {
+	_, noDir := os.Lstat(s.Dir)
+	_, noIdentity := os.Lstat(filepath.Join(s.Dir, rundir.IdentityFile))
 	dir, err := rundir.Acquire(s.Dir, config.Config{}.DirPerm(os.Geteuid()))
 	if err != nil {
 		return j, err
@@ -331,6 +333,12 @@ func Join(ctx context.Context, s cli.JoinSpec) (j cli.Joined, err error) {
 	got, err := membership.Join(ctx, membership.JoinSpec{Dir: s.Dir, GUID: guid, Host: s.Host, Port: s.Port,
 		Token: s.Token, Name: s.Name, Roles: s.Roles, Addresses: s.Addresses, Program: buildVersion(), Now: time.Now})
 	if err != nil {
+		if noIdentity != nil && !home.Open(s.Dir).Pending() { // else the next attempt is of the same host
+			err = errors.Join(err, os.Remove(filepath.Join(s.Dir, rundir.IdentityFile)))
+			if noDir != nil {
+				err = errors.Join(err, dir.Discard())
+			}
+		}
 		return j, err
 	}
 	j = cli.Joined{Name: got.Name, Fabric: got.Fabric, Members: got.Members, Roles: got.Roles.String(),

@@ -9,11 +9,15 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/control/cli"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/member/peer"
@@ -134,5 +138,17 @@ func TestIsOut(t *testing.T) {
 		if got := isOut(r, member.GUIDKey(trialGUID(n))); got != want {
 			t.Errorf("%d: %v, want %v", n, got, want)
 		}
+	}
+}
+
+// TestRefusedJoinOfNewHost: a join that is refused leaves nothing in a directory that was not there.
+func TestRefusedJoinOfNewHost(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "node")
+	s := cli.JoinSpec{Dir: dir, Host: "127.0.0.1", Token: "no.token.there", Name: "a1"}
+	if _, err := Join(t.Context(), s); err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("%v", err)
+	}
+	if list, err := os.ReadDir(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v, %v", list, err)
 	}
 }

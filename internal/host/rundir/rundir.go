@@ -120,6 +120,12 @@ func Acquire(path string, perm fs.FileMode) (*Dir, error) {
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
 		return nil, &LockedError{Dir: path, PID: pid}
 	}
+	var held, there unix.Stat_t
+	err = errors.Join(unix.Fstat(int(f.Fd()), &held), unix.Stat(name, &there))
+	if err != nil || held.Ino != there.Ino || held.Dev != there.Dev { // Discard removed it before the lock was taken
+		f.Close()
+		return nil, fmt.Errorf("%s was removed meanwhile: repeat the command", name)
+	}
 	if err := f.Truncate(0); err != nil {
 		f.Close()
 		return nil, err
@@ -137,6 +143,14 @@ func (d *Dir) Path() string { return d.path }
 // Close releases the directory. The lock file stays: removing it would allow two processes to hold two locks of one
 // name.
 func (d *Dir) Close() error { return d.lock.Close() }
+
+// Discard removes the lock file while the directory is held, and the directory where nothing else is in it. It is for a
+// directory that its caller made and that is not to stay. Close follows.
+func (d *Dir) Discard() error {
+	err := os.Remove(filepath.Join(d.path, LockFile))
+	os.Remove(d.path) // if nothing else is in it
+	return err
+}
 
 // Listen opens the stream socket name below the directory. g may be nil.
 func (d *Dir) Listen(g *unixsock.Guard, name string, o unixsock.Options) (*unixsock.Listener, error) {
