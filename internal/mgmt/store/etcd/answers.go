@@ -26,11 +26,14 @@ type callBounds struct {
 	running    int   // of them; others wait
 	operations int   // of a request, with its conditions
 	answers    int64 // octets that wait for the connections; one answer alone may be longer
+	// streams of watches and renewals. Each can have events of the whole history in memory before they are counted.
+	streams int
 }
 
 var (
-	plainBounds = callBounds{calls: 16, running: 4, operations: 32, answers: 16 << 20}
-	roleBounds  = callBounds{calls: 128, running: 32, operations: 4 * store.MaxTxn, answers: 64 << 20}
+	plainBounds = callBounds{calls: 16, running: 4, operations: 32, answers: 16 << 20, streams: 12}
+	roleBounds  = callBounds{calls: 128, running: 32, operations: 4 * store.MaxTxn, answers: 64 << 20,
+		streams: 64}
 )
 
 // maxValues is how many operations of a transaction may return values. Those of Weft return none: a transaction that is

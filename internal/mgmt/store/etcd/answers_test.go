@@ -10,12 +10,14 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"weft/internal/mgmt/store"
@@ -131,6 +133,7 @@ func TestAnswersNotRead(t *testing.T) {
 	}
 	get := clientv3.OpGet("weft/node/m1")
 	ops := func(n int) []clientv3.Op { return slices.Repeat([]clientv3.Op{get}, n) }
+	var streamNo atomic.Int64
 	attacks := map[string]func(*clientv3.Client){
 		"transactions": func(c *clientv3.Client) { _, _ = c.Txn(ctx).Then(ops(127)...).Commit() },
 		"small ones":   func(c *clientv3.Client) { _, _ = c.Txn(ctx).Then(ops(4)...).Commit() },
@@ -139,7 +142,17 @@ func TestAnswersNotRead(t *testing.T) {
 		},
 		"reads": func(c *clientv3.Client) { _, _ = c.Get(ctx, "weft/node/m1") },
 		"watches": func(c *clientv3.Client) {
+			for range c.Watch(ctx, "weft/node/m1", clientv3.WithRev(first)) {
+			}
+		},
+		"watches of earlier values": func(c *clientv3.Client) {
 			for range c.Watch(ctx, "weft/node/m1", clientv3.WithRev(first), clientv3.WithPrevKV()) {
+			}
+		},
+		// The client has a stream for each set of metadata.
+		"watches of their own streams": func(c *clientv3.Client) {
+			of := metadata.AppendToOutgoingContext(ctx, "stream", fmt.Sprint(streamNo.Add(1)))
+			for range c.Watch(of, "weft/node/m1", clientv3.WithRev(first)) {
 			}
 		},
 	}

@@ -228,7 +228,7 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	}
 	s := &guarded{ServerStream: ss, g: g, c: c, method: info.FullMethod, live: map[int64]bool{}}
 	if c.Own != nil {
-		if err := g.use.stream(c.Name); err != nil {
+		if err := g.use.stream(c.Name, c.bounds().streams); err != nil {
 			return g.beyond(err)
 		}
 		defer func() { g.use.left(c.Name, int(s.watches.Load())) }()
@@ -312,6 +312,9 @@ func (g *gate) authorise(ctx context.Context, c Caller, req any) error {
 		return g.txn(ctx, c, r, 0)
 	case *pb.WatchRequest:
 		if w := r.GetCreateRequest(); w != nil {
+			if w.PrevKv && c.Own != nil {
+				return errors.New("a watch of this member has no earlier values")
+			}
 			return g.keys(c, w.Key, w.RangeEnd, false)
 		}
 		return nil

@@ -23,7 +23,6 @@ const (
 	quotaRate   = 16 << 10 // octets a second
 	quotaChange = 4 << 10  // octets that a change counts at least
 	maxLeases   = 64
-	maxStreams  = 64 // of watches and renewals
 	maxWatches  = 512
 	// leaseSettles is how long after its request a lease may begin.
 	leaseSettles = 30 * time.Second
@@ -119,12 +118,12 @@ func (q *quotas) ended(name string, id int64) {
 	delete(q.of(name).leases, id)
 }
 
-// stream begins a stream of a member.
-func (q *quotas) stream(name string) error {
+// stream begins a stream of a member, which has at most most of them.
+func (q *quotas) stream(name string, most int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	a := q.of(name)
-	if a.streams >= maxStreams {
+	if a.streams >= most {
 		return exceeded("this member has %d streams", a.streams)
 	}
 	a.streams++

@@ -82,13 +82,13 @@ func TestQuota(t *testing.T) {
 			r := <-raw.Watch(stream, "weft/subnet/intent", clientv3.WithCreatedNotify())
 			return r.Err()
 		}
-		for n := range 64 {
+		for n := range 12 {
 			if err := open(n); err != nil {
 				t.Fatal(n, err)
 			}
 		}
-		if err := open(64); err == nil {
-			t.Error("64 streams and one more")
+		if err := open(12); err == nil {
+			t.Error("12 streams and one more")
 		}
 	})
 	t.Run("watches", func(t *testing.T) {
