@@ -47,7 +47,7 @@ func newTestCards(t *testing.T, fail *error) (*Cards, *savingKeeper) {
 	k := &savingKeeper{}
 	var c *Cards
 	c = New(Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Keeper: k, VESWs: noVESWs{},
-		Admit: func() error { return nil },
+		Admit:       func() error { return nil },
 		AddFunction: func(m *Card, _ *api.FunctionChange, _ func(*hca.Adapter) error) error { return *fail },
 		RemoveFunction: func(name string) error {
 			c.Card(name).Remove()
