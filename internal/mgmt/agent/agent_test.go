@@ -133,6 +133,12 @@ func TestDirectedRouteWalk(t *testing.T) {
 	note("S1 forwards", s1.Handle(start, &d))
 	d.Port = 1
 	note("S2 answers", s2.Handle(start, &d))
+	other := d
+	other.Port = 4
+	s1.LinkUp(start, 4, edr)
+	if v := s1.Handle(start, &other); v != Done || s1.Stats.DropRoute != 1 {
+		t.Errorf("an answer by another port than its request: verdict %d", v)
+	}
 	d.Port = 3
 	note("S1 returns", s1.Handle(start, &d))
 	d.Port = 1

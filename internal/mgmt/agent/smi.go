@@ -82,6 +82,12 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 		return Done
 	}
 	if s.Directed() {
+		// An answer comes back by the port by which its request left: else its route is not that of its request.
+		if s.D && s.HopPointer > 0 && s.HopPointer <= s.HopCount && s.HopCount <= mad.MaxHops && d.Port != 0 &&
+			a.isSwitch() && s.InitialPath[s.HopPointer] != d.Port {
+			a.Stats.DropRoute++
+			return Done
+		}
 		return a.hop(now, d, s.Receive(a.isSwitch(), d.Port, a.cfg.NumPorts))
 	}
 	return a.subnet(now, d)

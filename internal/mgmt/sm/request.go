@@ -182,7 +182,8 @@ func (r *request) isFrom(s *mad.SMP, slid ib.LID) bool {
 	if r.lid != 0 {
 		return !s.Directed() && slid == r.lid
 	}
-	return s.Directed() && s.D && int(s.HopCount) == len(r.path) && bytes.Equal(s.InitialPath[1:1+len(r.path)], r.path)
+	return s.Directed() && s.D && s.DrSLID == ib.LIDPermissive && int(s.HopCount) == len(r.path) &&
+		bytes.Equal(s.InitialPath[1:1+len(r.path)], r.path)
 }
 
 // expire ends requests without repetitions left.

@@ -21,6 +21,7 @@ func TestAnswersOfOthers(t *testing.T) {
 		{"directed", 0, func(*mad.SMP, *ib.LID) {}, true},
 		{"another route", 0, func(s *mad.SMP, _ *ib.LID) { s.InitialPath[2] = 9 }, false},
 		{"another length", 0, func(s *mad.SMP, _ *ib.LID) { s.HopCount++ }, false},
+		{"whose last part is by LID", 0, func(s *mad.SMP, _ *ib.LID) { s.DrSLID = 3 }, false},
 		{"request", 0, func(s *mad.SMP, _ *ib.LID) { s.D = false }, false},
 		{"by LID, to a directed one", 0, func(s *mad.SMP, _ *ib.LID) { s.MgmtClass = mad.ClassSubnLID }, false},
 		{"by LID", 7, func(*mad.SMP, *ib.LID) {}, true},

@@ -45,8 +45,9 @@ func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 	}
 	switch {
 	case s.Directed() && s.D:
+		// By LID an answer could enter any switch at any point of a route.
 		if s.Method != mad.MethodGetResp || s.HopPointer == 0 || s.HopPointer > s.HopCount ||
-			s.HopCount > mad.MaxHops || s.InitialPath[s.HopPointer] != in {
+			s.HopCount > mad.MaxHops || s.InitialPath[s.HopPointer] != in || d.DLID != ib.LIDPermissive {
 			return false
 		}
 		return s.AttributeID != mad.AttrNodeInfo || s.HopPointer != s.HopCount || node == 0 || isNode(&s, node)
@@ -56,12 +57,13 @@ func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 	return s.Method == mad.MethodGet || s.Method == mad.MethodTrap
 }
 
-// isNode reports whether the NodeInfo in s is that of a node.
+// isNode reports whether the NodeInfo in s is that of the switch of a node: a trunk ends at nothing else, and the
+// subnet manager confines what is behind a switch.
 func isNode(s *mad.SMP, node ib.GUID) bool {
 	var i mad.NodeInfo
 	i.Parse(s.Data[:])
 	own := func(g ib.GUID) bool { return (g^node)>>ib.NodeBits == 0 }
-	return own(i.NodeGUID) && own(i.PortGUID) && own(i.SystemImageGUID)
+	return i.NodeType == mad.NodeSwitch && own(i.NodeGUID) && own(i.PortGUID) && own(i.SystemImageGUID)
 }
 
 // refused counts a data packet of a peer that the table refuses.

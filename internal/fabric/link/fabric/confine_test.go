@@ -118,7 +118,7 @@ func TestConfinedSMP(t *testing.T) {
 		return func(s *mad.SMP) {
 			route(true, uint8(len(path)), path...)(s)
 			s.AttributeID = mad.AttrNodeInfo
-			i := mad.NodeInfo{NodeGUID: node, PortGUID: node + 1, SystemImageGUID: node &^ 0xffff}
+			i := mad.NodeInfo{NodeType: mad.NodeSwitch, NodeGUID: node, PortGUID: node + 1, SystemImageGUID: node &^ 0xffff}
 			i.Append(s.Data[:0])
 		}
 	}
@@ -138,7 +138,10 @@ func TestConfinedSMP(t *testing.T) {
 		{"answer on its way back to others", perm, perm, smp(dr, mad.MethodGetResp, route(true, 2, 3, 7)), true},
 		{"answer by LID", 1, 2, smp(lid, mad.MethodGetResp, nil), true},
 		{"NodeInfo of its switch", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0005_0000, 7)), true},
-		{"NodeInfo of its adapter", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0005_0002, 7)), true},
+		{"NodeInfo of an adapter in place of its switch", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
+			info(0x0200_0000_0005_0000, 7)(s)
+			s.Data[2] = byte(mad.NodeCA)
+		}), false},
 		// The manager compares this one with the switch.
 		{"NodeInfo behind its switch", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
 			info(0x0200_0000_0006_0000, 7, 9)(s)
@@ -147,7 +150,7 @@ func TestConfinedSMP(t *testing.T) {
 		{"NodeInfo of another", perm, perm, smp(dr, mad.MethodGetResp, info(0x0200_0000_0006_0000, 7)), false},
 		{"NodeInfo with a port of another", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
 			info(0x0200_0000_0005_0000, 7)(s)
-			i := mad.NodeInfo{NodeGUID: 0x0200_0000_0005_0000, PortGUID: 0x0200_0000_0006_0003,
+			i := mad.NodeInfo{NodeType: mad.NodeSwitch, NodeGUID: 0x0200_0000_0005_0000, PortGUID: 0x0200_0000_0006_0003,
 				SystemImageGUID: 0x0200_0000_0005_0000}
 			i.Append(s.Data[:0])
 		}), false},
@@ -165,6 +168,8 @@ func TestConfinedSMP(t *testing.T) {
 			route(true, 0, 8)(s)
 			s.InitialPath[0] = 7
 		}), false},
+		{"answer that enters the route by LID", 1, 2, smp(dr, mad.MethodGetResp, route(true, 1, 7)), false},
+		{"that, without a LID", perm, 3, smp(dr, mad.MethodGetResp, route(true, 1, 7, 9)), false},
 		{"answer beyond its route", perm, perm, smp(dr, mad.MethodGetResp, route(true, 2, 7)), false},
 		{"answer of too many hops", perm, perm, smp(dr, mad.MethodGetResp, func(s *mad.SMP) {
 			route(true, 63, 7)(s)
