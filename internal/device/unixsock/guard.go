@@ -6,8 +6,9 @@
 // What comes in: paths, users, bounds; what goes out: connections of users that the node serves, as the kernel names
 // them. Every Unix socket at which a node listens is a Listener of this package: device sockets, those of virtual
 // machines, user MADs, rdma_cm and the control interface. All Listeners of a node share a Guard. A Listener must never
-// end because an accept failed, and connections of users that the node does not serve must never keep a descriptor of
-// the node, but for a few of the control socket, which get the reason for a second.
+// end because an accept failed. A connection of a user that the node does not serve must never keep a descriptor of the
+// node. The only exceptions are a few connections to the control socket: they stay open for a second, to get the
+// reason.
 package unixsock
 
 import (
@@ -50,9 +51,9 @@ type Refusal int
 
 // Refusals.
 const (
-	NotServed Refusal = iota // the node does not serve the user
-	TooMany                  // all users together have as many connections as they may
-	TooManyOfUser
+	NotServed     Refusal = iota // the node does not serve the user
+	TooMany                      // all users together have as many connections as they may
+	TooManyOfUser                // this user has as many connections as one user may
 	numRefusals
 )
 
@@ -68,10 +69,11 @@ const (
 type Config struct {
 	// Served reports whether the node serves a user; nil: it serves every user. Options.Served replaces it.
 	Served func(uid int) bool
-	// Own reports whether a user is root or the node's own; nil: every user is. The bounds of other users do not count
-	// for them, and a quarter of all connections is theirs alone.
+	// Own reports whether a user is root or the node's own; nil: every user is. The bounds of other users do not apply
+	// to these, and a quarter of all connections is reserved for them.
 	Own func(uid int) bool
-	// Connections bounds the connections of all users; 0: no bound. A user that is not Own has half at most.
+	// Connections bounds the connections of all users; 0: no bound. Another user has half of it at most, and all other
+	// users together have three quarters.
 	Connections int
 	// OnRefuse, if set, is called for each connection that is closed at once, on the goroutine of the socket.
 	OnRefuse func(socket string, p Peer, why Refusal)
@@ -90,12 +92,12 @@ type Guard struct {
 	cfg      Config
 	counters Counters
 
-	mu        sync.Mutex // guards what follows; nothing else is locked with mu held
-	users     map[int]int
-	total     int
-	others    int // connections of users that are not Own
-	strangers map[int]int
-	listed    int // strangers of all users
+	mu        sync.Mutex  // guards what follows; nothing else is locked with mu held
+	users     map[int]int // connections by user, of users that the node serves
+	total     int         // the sum of users
+	others    int         // the part of total of users that are not Own
+	strangers map[int]int // connections by user, of users that the node does not serve
+	listed    int         // the sum of strangers
 	failing   map[*Listener]Failure
 }
 
@@ -103,7 +105,7 @@ type Guard struct {
 type Failure struct {
 	Socket string // its name
 	Since  time.Time
-	Err    error // the last
+	Err    error // of the last accept
 }
 
 // NewGuard returns a Guard without Listeners.
@@ -153,14 +155,14 @@ func (g *Guard) leave(uid int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.total--
-	drop(g.users, uid)
+	uncount(g.users, uid)
 	if !g.own(uid) {
 		g.others--
 	}
 }
 
-// list counts a connection of a user that the node does not serve, and reports whether there is room for it.
-func (g *Guard) list(uid int) bool {
+// enterStranger counts a connection of a user that the node does not serve, and reports whether there is room for it.
+func (g *Guard) enterStranger(uid int) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.listed >= maxStrangers || g.strangers[uid] >= maxStrangersOfUser {
@@ -171,16 +173,16 @@ func (g *Guard) list(uid int) bool {
 	return true
 }
 
-// unlist undoes list.
-func (g *Guard) unlist(uid int) {
+// leaveStranger undoes enterStranger.
+func (g *Guard) leaveStranger(uid int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.listed--
-	drop(g.strangers, uid)
+	uncount(g.strangers, uid)
 }
 
-// drop takes one from what a user has.
-func drop(m map[int]int, uid int) {
+// uncount counts one connection of a user less.
+func uncount(m map[int]int, uid int) {
 	if m[uid]--; m[uid] == 0 {
 		delete(m, uid)
 	}

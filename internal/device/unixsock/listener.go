@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// Options are what a Listener has of its own.
+// Options are the settings of one Listener.
 type Options struct {
 	Mode fs.FileMode // permissions of the socket
 	// Served replaces Config.Served.
 	Served func(uid int) bool
-	// Explain lets a few users that the node does not serve connect for a moment: the protocol of the socket has an
-	// answer with the reason.
+	// Explain keeps a few connections of users that the node does not serve open for a moment, if the protocol of the
+	// socket can answer with the reason.
 	Explain bool
 }
 
@@ -30,8 +30,8 @@ type Listener struct {
 	g      *Guard
 	o      Options
 	name   string                        // of the socket, for people
-	accept func() (*net.UnixConn, error) // u.AcceptUnix, but for tests
-	failed bool                          // the last accept did; of the goroutine that accepts
+	accept func() (*net.UnixConn, error) // u.AcceptUnix, except in tests
+	failed bool                          // the last accept failed; only the goroutine that accepts uses it
 	closed chan struct{}
 	once   sync.Once
 }
@@ -39,8 +39,8 @@ type Listener struct {
 // unguarded is the Guard of Listeners without one.
 var unguarded = NewGuard(Config{})
 
-// Listen makes the socket of a network ("unix" or "unixpacket") at a path. It replaces a file that a node left there
-// which has ended. Closing the Listener removes the socket. g may be nil.
+// Listen makes the socket of a network ("unix" or "unixpacket") at a path. It replaces the socket file of a node that
+// has ended. Closing the Listener removes the socket. g may be nil.
 func (g *Guard) Listen(network, path string, o Options) (*Listener, error) {
 	if g == nil {
 		g = unguarded
@@ -66,8 +66,8 @@ const (
 	lastPause  = 100 * time.Millisecond
 )
 
-// AcceptConn returns the next connection of a user that may have it. The error is that of a Listener that is closed;
-// others, such as those of a lack of descriptors, are counted, and the accept is repeated.
+// AcceptConn returns the next connection of a user that may have it. It returns an error only if the Listener is
+// closed. AcceptConn counts other errors, such as a lack of descriptors, and repeats the accept.
 func (l *Listener) AcceptConn() (*Conn, error) {
 	for pause := firstPause; ; {
 		u, err := l.accept()
@@ -99,7 +99,7 @@ func (l *Listener) AcceptConn() (*Conn, error) {
 	}
 }
 
-// Accept implements net.Listener by AcceptConn.
+// Accept implements net.Listener: it calls AcceptConn.
 func (l *Listener) Accept() (net.Conn, error) {
 	c, err := l.AcceptConn()
 	if err != nil {
@@ -121,7 +121,7 @@ func (l *Listener) Addr() net.Addr { return l.u.Addr() }
 func (l *Listener) admit(u *net.UnixConn) *Conn {
 	p, err := PeerOf(u)
 	if err != nil {
-		return nil // the connection is closed already
+		return nil // the other end has closed the connection
 	}
 	served := l.o.Served
 	if served == nil {
@@ -138,10 +138,10 @@ func (l *Listener) admit(u *net.UnixConn) *Conn {
 		return c
 	}
 	l.g.refuse(l.name, p, NotServed)
-	if !l.o.Explain || !l.g.list(p.UID) {
+	if !l.o.Explain || !l.g.enterStranger(p.UID) {
 		return nil
 	}
-	c.release = func() { l.g.unlist(p.UID) }
+	c.release = func() { l.g.leaveStranger(p.UID) }
 	time.AfterFunc(strangerTime, func() { c.Close() })
 	return c
 }
@@ -154,7 +154,8 @@ type Conn struct {
 	released atomic.Bool
 }
 
-// NewConn returns a connection that this process made.
+// NewConn wraps a connection that this process made. No Guard counts it. The Conn is valid even if the error is not
+// nil: then its Peer is zero.
 func NewConn(u *net.UnixConn) (*Conn, error) {
 	p, err := PeerOf(u)
 	return &Conn{UnixConn: u, peer: p, release: func() {}}, err
