@@ -70,7 +70,7 @@ type Train struct {
 	n       int
 }
 
-// Lost is what Injector.Pass returns for a packet that it has dropped.
+// Lost is the result of Injector.Pass for a packet that it has dropped.
 const Lost = -1
 
 // Injector injects faults into the packets of a Batch: link/fault implements it.
@@ -78,7 +78,7 @@ const Lost = -1
 type Injector interface {
 	// Pass may change packet p to a peer in place, and returns how many copies
 	// of it the Batch sends now. It keeps its own copy of a packet that it delays.
-	// Lost: it has dropped the packet.
+	// The result is Lost if it has dropped the packet.
 	Pass(now mono.Time, peer int, p []byte) (copies int)
 	// Release calls send with each delayed packet that is due.
 	Release(now mono.Time, send func(peer int, p []byte))
@@ -202,7 +202,7 @@ func (b *Batch) Commit(now mono.Time, n int) {
 	b.Release(now)
 }
 
-// lose takes the numbers of the datagrams that a packet of n octets would have begun, so that these are missing at the
+// lose uses up the numbers of the datagrams that a packet of n octets would have begun, so that they are missing at the
 // peer as they would be if the network had lost them. A packet that would have joined others in an open datagram takes
 // no number: that datagram arrives without it.
 func (b *Batch) lose(n int) {

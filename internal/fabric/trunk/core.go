@@ -131,8 +131,8 @@ type Status struct {
 	Limit, Own, Theirs int
 	// Measured: Limit is all that Own and Theirs allow. Hole: larger datagrams than Limit do not pass.
 	Measured, Hole bool
-	// LossRate is the share of the datagrams of LossWindow that did not arrive, as last measured; Lossy: it is more than
-	// a path loses that works.
+	// LossRate is the share of the datagrams of LossWindow that did not arrive, as last measured. Lossy: LossRate is
+	// higher than on a path that works.
 	LossRate float64
 	Lossy    bool
 	// Why is the reason of the newest handshake that failed, empty once one completes.
@@ -184,7 +184,7 @@ type peer struct {
 	streams [numStreams]*window
 	parts   partials
 	path    path
-	carried uint64 // datagrams that bear packets, or parts of them, for loss
+	carried uint64 // received datagrams with packets or parts of packets; loss counts these alone
 	loss    lossRate
 }
 

@@ -15,14 +15,14 @@ const LossWindow = 10 * time.Second
 const (
 	lossStep  = time.Second
 	lossMarks = int(LossWindow/lossStep) + 1
-	// A window with fewer datagrams states nothing: neither that some are lost, nor that none is.
+	// A window with fewer datagrams is too short to decide whether the trunk loses datagrams.
 	lossLeast = 100
-	// The state begins with so many lost datagrams at this rate, and ends below the lower rate.
+	// The state begins when a window has at least lossCount lost datagrams at a rate of lossOn, and ends below lossOff.
 	lossCount      = 8
 	lossOn         = 0.005
 	lossOff        = 0.0025
-	lossForget     = time.Minute // after which it ends without a statement
-	lossSettle     = time.Second // after a trunk came up: what an outage took is no loss
+	lossForget     = time.Minute // the state ends after this time with too few datagrams
+	lossSettle     = time.Second // after a trunk came up: datagrams that an outage took do not count as lost
 	lossUnmeasured = -1
 )
 
@@ -32,14 +32,14 @@ type lossMark struct {
 	received, lost uint64
 }
 
-// lossRate is the rate of datagrams of a trunk that did not arrive, of those of the newest LossWindow. The zero value
-// has measured nothing.
+// lossRate measures which share of the datagrams that a peer sent in the newest LossWindow did not arrive. The zero
+// value has measured nothing.
 type lossRate struct {
 	marks  [lossMarks]lossMark // of the window, the oldest first
 	n      int
 	recent float64   // of the window; lossUnmeasured: it had too few datagrams
 	rate   float64   // as last measured
-	lossy  bool      // the trunk loses datagrams, at rate
+	lossy  bool      // the trunk loses datagrams
 	judged mono.Time // when rate was measured
 }
 

@@ -16,12 +16,12 @@ import (
 // behind this one rely on the check.
 
 // admits reports whether a confined node may send the packet with headers lrh and grh, and transport part t, that
-// arrived by port in. It counts what it refuses. Its P_Key is left to the table.
+// arrived by port in. It counts the packets that it refuses. It does not check the P_Key: the table does.
 func (l *Link) admits(table *vswitch.Table, w *Wiring, in uint8, peer int, lrh *wire.LRH, grh *wire.GRH,
 	t []byte) bool {
 	management := lrh.VL == managementVL
 	switch {
-	case management && lrh.SLID == ib.LIDPermissive: // it has no LID yet, or a directed route
+	case management && lrh.SLID == ib.LIDPermissive: // the node has no LID yet, or the packet has a directed route
 	case table.Entry(lrh.SLID) != in:
 		l.foreignSource(peer)
 		return false
@@ -36,8 +36,8 @@ func (l *Link) admits(table *vswitch.Table, w *Wiring, in uint8, peer int, lrh *
 
 // ownSMP reports whether a node that is no manager may send a subnet management packet that arrived by port in: it may
 // read, report, and answer what was sent to it. An answer retraces the directed route of its request, so this switch
-// sent that request by the port by which the answer arrives. node is the GUID of that node, 0 if it is not known: what
-// it states about itself has to have its GUIDs.
+// sent that request by the port by which the answer arrives. node is the GUID of the confined node, 0 if it is not
+// known. A NodeInfo in which the confined node describes itself must contain the GUIDs of that node.
 func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 	var s mad.SMP
 	if s.Parse(d.Data[:]) != nil || !s.MgmtClass.IsSubn() {
@@ -52,13 +52,13 @@ func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 		}
 		return s.AttributeID != mad.AttrNodeInfo || s.HopPointer != s.HopCount || node == 0 || isNode(&s, node)
 	case s.Method == mad.MethodGetResp:
-		return !s.Directed() && d.SLID != ib.LIDPermissive // a LID that admits has compared
+		return !s.Directed() && d.SLID != ib.LIDPermissive // admits has compared the LID
 	}
 	return s.Method == mad.MethodGet || s.Method == mad.MethodTrap
 }
 
-// isNode reports whether the NodeInfo in s is that of the switch of a node: a trunk ends at nothing else, and the
-// subnet manager confines what is behind a switch.
+// isNode reports whether the NodeInfo in s describes a switch with GUIDs of a node. The far end of a trunk is always a
+// switch, and the subnet manager confines everything behind it.
 func isNode(s *mad.SMP, node ib.GUID) bool {
 	var i mad.NodeInfo
 	i.Parse(s.Data[:])
@@ -81,7 +81,7 @@ func (l *Link) foreignSource(peer int) {
 
 func (l *Link) foreignPKey(peer int) { l.foreign(peer).PKeys++ }
 
-// foreign returns the counts of a peer for a packet that arrives now.
+// foreign returns the counts of a peer, after noting in them that a foreign packet arrived now.
 func (l *Link) foreign(peer int) *Foreign {
 	f := &l.peers[peer].Foreign
 	if f.Newest.IsZero() || l.now.Sub(f.Newest) > foreignPause {

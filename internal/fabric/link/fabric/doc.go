@@ -168,12 +168,12 @@ type Foreign struct {
 	// Sources are packets with a LID of another node, PKeys those with a P_Key that no port of the node has, and SMPs
 	// are subnet management packets that change the subnet, or answer for another node.
 	Sources, PKeys, SMPs uint64
-	// Newest is when the newest arrived, and Since when the first of those arrived that followed each other by less
-	// than foreignPause; 0: none has.
+	// Newest is the time of the newest packet. Since is the time of the first packet of the present series: packets
+	// with less than foreignPause between each two. Both are 0 until a packet arrives.
 	Newest, Since mono.Time
 }
 
-// foreignPause is the silence after which a packet begins another series in Foreign.
+// foreignPause is the time without foreign packets after which the next one begins another series (Foreign.Since).
 const foreignPause = 10 * time.Second
 
 // Limits.

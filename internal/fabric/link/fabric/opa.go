@@ -175,8 +175,8 @@ func multicast16(h *wire.Header16) bool {
 	return dlid.IsMulticast()
 }
 
-// route16 looks up the egress ports of a packet that arrived by port in: none if the packet is refused, which route16
-// counts. why is the refusal of the switch.
+// route16 looks up the egress ports of a packet that arrived by port in. It counts a packet that is refused, and
+// returns an empty set for it. why is OK unless the switch refused the packet.
 func (l *Link) route16(t *vswitch.Table, in uint8, h *wire.Header16) (set vswitch.PortSet, why vswitch.Refusal) {
 	if h.SC == managementSC && multicast16(h) {
 		l.c.Drop16SC++

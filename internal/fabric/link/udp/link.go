@@ -24,14 +24,15 @@ const MaxRecv = 512
 
 const (
 	sendBuffer = 4 << 20 // of a socket, in bytes: about 60 trains
-	// answerBuffer holds the answers of three seconds at handshake.RetryRate, for which the kernel looks for addresses
-	// that no host has.
+	// answerBuffer holds the answers of three seconds at handshake.RetryRate: the kernel keeps an answer that long
+	// while it tries to resolve an address that no host has.
 	answerBuffer = 256 << 10
 	recvMessages = 16
 	recvBytes    = 64 << 10 // per message: the largest datagram or train
 	// mtuEvery is the period of path MTU queries to the kernel.
 	mtuEvery = time.Second
-	// strangeFor is how long datagrams of no peer are a reason for a trunk that is down. A peer sends a hello more often.
+	// strangeFor is how long datagrams of no peer are a reason for a trunk that is down. A peer sends a hello more
+	// often.
 	strangeFor = 30 * time.Second
 )
 
@@ -87,14 +88,14 @@ type Status = trunk.Status
 type Link struct {
 	port     uint16
 	recvBuf  int
-	grows    bool // as of the config: the peers are members of a fabric, which find each other by themselves
+	grows    bool // Config.Grows: the peers are members of a fabric, which find each other by themselves
 	core     *trunk.Core
 	event    func(trunk.Event)
 	apart    func(work func(), then func(now mono.Time)) bool
 	works    bool // apart has work
 	peers    [trunk.MaxPeers]peer
 	fd       [2]int // IPv4, IPv6; -1: no peer has such an address
-	answers  [2]int // of the same port, for what goes to addresses that nothing has proved; -1: those of fd are used
+	answers  [2]int // sockets of the same port for answers to unproved addresses; -1: the socket in fd is used
 	c        Counters
 	degraded []udpsock.Degraded
 	mtuAt    mono.Time

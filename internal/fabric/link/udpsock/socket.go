@@ -45,12 +45,12 @@ func Open(v4 bool, port uint16, opts ...[]Option) (int, error) {
 	return fd, nil
 }
 
-// OpenBeside returns a socket that sends from the same port as main, a socket of Open, and receives nothing: what it has
-// sent, and the kernel holds, is not charged to main. A third socket still cannot have the port, unless it is of the
-// same user and asks to share it.
+// OpenBeside returns a socket that sends from the same port as main, a socket of Open, and receives nothing. Datagrams
+// that it has sent, and that the kernel still holds, are not charged to main. A third socket can have the port only if
+// it belongs to the same user and asks to share the port.
 func OpenBeside(main int, v4 bool, port uint16, opts ...[]Option) (int, error) {
 	share := Opt(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1, "share the port")
-	// main was bound without: the port was free.
+	// main was bound without this option, so no other socket has the port.
 	if err := unix.SetsockoptInt(main, share.Level, share.Name, share.Value); err != nil {
 		return -1, fmt.Errorf("%s: %w", share.What, err)
 	}
@@ -58,7 +58,7 @@ func OpenBeside(main int, v4 bool, port uint16, opts ...[]Option) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	// Of the sockets of a port the program chooses the first one, which is main.
+	// The BPF program always chooses the first socket of the port, which is main.
 	code := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	err = unix.SetsockoptSockFprog(main, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
 		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})

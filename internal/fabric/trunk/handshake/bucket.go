@@ -4,7 +4,7 @@ package handshake
 
 import "weft/internal/proto/mono"
 
-// bucket is a token bucket: it bounds events per second, and at once.
+// bucket is a token bucket: it admits rate events per second, and burst events at once.
 type bucket struct {
 	rate, burst float64
 	tokens      float64

@@ -27,9 +27,9 @@ const (
 	// Rate and Burst bound those that begin, per second and at once, by Class.
 	Rate  = 100
 	Burst = 64
-	// RetryRate bounds the cookies that are sent to strangers, KnownRetryRate those to peers' addresses, per second; Burst
-	// both at once. The kernel holds what is sent to an address that no host has for seconds, so the rate of strangers
-	// also bounds the addresses that it looks for on behalf of a flood.
+	// RetryRate is how many cookies per second are sent to strangers, and KnownRetryRate how many to the addresses of
+	// peers. Burst bounds both at once. The kernel keeps a datagram to an address that no host has for seconds, so
+	// RetryRate also bounds the addresses that the kernel tries to resolve because of a flood.
 	RetryRate      = 100
 	KnownRetryRate = 1000
 	// Life is how long a handshake may take.
