@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup reads the bound of this process's memory from its control group (cgroups(7)), of version 1 or 2.
+// Package cgroup reads how much memory this process may use from its control group (cgroups(7)), version 1 or 2.
 //
 // What comes in: the files below / as an fs.FS; what goes out: a number of octets. The node calls it at its start. It
 // changes nothing.
@@ -19,12 +19,12 @@ const (
 	memory  = "sys/fs/cgroup/memory"
 )
 
-// unbounded is about what version 1 has for "no bound": the largest number of pages.
+// unbounded: values from here on mean "no bound". Version 1 reports the largest number of whole pages for it.
 const unbounded = 1 << 60
 
-// MemoryLimit returns the bound of the memory of this process: the least of its group and of the groups around that. 0:
-// there is none, or it cannot be read. In a container the group's path is that of the host, and may not be there: what
-// is at the root of the hierarchy then counts.
+// MemoryLimit returns how many octets of memory this process may use: the lowest limit of its group and of the groups
+// that contain it. It returns 0 if there is no limit, or if the limit cannot be read. In a container the path of the
+// group may be a path of the host that the container does not have: then the root of the hierarchy has the limit.
 func MemoryLimit(root fs.FS) int64 {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -55,6 +55,7 @@ func MemoryLimit(root fs.FS) int64 {
 	return least
 }
 
+// has reports whether a list with commas has a name.
 func has(list, name string) bool {
 	for x := range strings.SplitSeq(list, ",") {
 		if x == name {
@@ -64,7 +65,7 @@ func has(list, name string) bool {
 	return false
 }
 
-// read returns the bound in a file, 0 where there is none.
+// read returns the limit in a file, 0 if there is no file or no limit.
 func read(root fs.FS, name string) int64 {
 	b, err := fs.ReadFile(root, name)
 	if err != nil {

@@ -17,8 +17,8 @@ type Leaving struct {
 }
 
 // Route returns nil if this host has a route for a UDP packet, else the error of the kernel: ENETUNREACH, EHOSTUNREACH,
-// or EINVAL if no packet can leave with the source address (a loopback address to another host; no address of this host).
-// No packet is sent, and the destination need not answer.
+// or EINVAL if no packet can leave with the source address (a loopback address to another host; no address of this
+// host). No packet is sent, and the destination need not answer.
 //
 // Route asks the forwarding tables by the system calls bind and connect of a socket. It waits for nothing (unlike
 // netlink, it takes no lock of the network's configuration), so that a lane may call it.

@@ -14,8 +14,8 @@ import (
 	"weft/internal/host/nstest"
 )
 
-// TestRoute: whether a packet can leave is a matter of the source address and the routes, not of whether the destination
-// answers: none of these does.
+// TestRoute: whether a packet can leave is a matter of the source address and the routes, not of whether the
+// destination answers: none of these does.
 func TestRoute(t *testing.T) {
 	s := nstest.New(t)
 	addr := netip.MustParseAddr

@@ -144,8 +144,8 @@ func (d *Dir) Path() string { return d.path }
 // name.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Discard removes the lock file while the directory is held, and the directory where nothing else is in it. It is for a
-// directory that its caller made and that is not to stay. Close follows.
+// Discard removes the lock file, and the directory if nothing else is in it. The caller made the directory, does not
+// keep it, and calls Close next: the lock is held until then.
 func (d *Dir) Discard() error {
 	err := os.Remove(filepath.Join(d.path, LockFile))
 	os.Remove(d.path) // if nothing else is in it

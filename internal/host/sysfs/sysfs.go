@@ -269,8 +269,8 @@ func (w *writer) port(base string, p Port) {
 		}
 		w.file(fmt.Sprintf("%s/gid_attrs/ndevs/%d", base, i), "%s", g.NetDev)
 	}
-	// The kernel cannot read the attributes of an unused entry, nor the name of an interface that is not there. The shim
-	// has open fail with EINVAL if the file of an attribute is empty.
+	// The kernel cannot read the attributes of an unused entry, nor the name of an interface that is not there. The
+	// shim has open fail with EINVAL if the file of an attribute is empty.
 	w.indexed(base+"/gids", ib.GID{}.String()+"\n", unused)
 	w.indexed(base+"/gid_attrs/types", "", unused)
 	w.indexed(base+"/gid_attrs/ndevs", "", noNetDev)

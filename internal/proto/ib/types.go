@@ -41,8 +41,8 @@ func (g GID) String() string {
 // GUID is an EUI-64 in host order.
 type GUID uint64
 
-// NodeBits is the number of low bits in which the GUIDs of one node of this project differ: those of its switch, its
-// functions and their ports. The bits above are those of its identity.
+// NodeBits is the number of low bits in which the GUIDs of one node of this project differ: the GUIDs of its switch,
+// its functions and their ports. The bits above them are the identity of the node.
 const NodeBits = 16
 
 // String prints four groups, as ibv_devinfo does.
