@@ -150,8 +150,8 @@ func Stale() []string {
 	return stale
 }
 
-// RemoveStale removes what Stale returns. Tests of several packages may do so at the same time: a namespace that is gone
-// by then is removed.
+// RemoveStale removes what Stale returns. Tests of several packages may do so at the same time: a namespace that is
+// gone by then is removed.
 func RemoveStale() error {
 	var err error
 	for _, n := range Stale() {

@@ -61,8 +61,8 @@ type Term struct {
 type Candidate struct {
 	Leader
 	// Doubts are reasons to suspect that the leader is dead, which the candidate noticed by itself. A leader that is
-	// alive, and reaches the store, remains the leader. Where it is not, another is elected a second later, earlier than
-	// the end of its lease. nil: there are none.
+	// alive, and reaches the store, remains the leader. Where it is not, another is elected a second later, earlier
+	// than the end of its lease. nil: there are none.
 	Doubts <-chan struct{}
 	// Reserve reports whether any other candidate is better: it then has the first attempt. nil: never.
 	Reserve func() bool

@@ -13,8 +13,8 @@ import (
 // ErrNameTaken is the error of a new function with the name of an existing device.
 var ErrNameTaken = errors.New("a device has that name")
 
-// NotAdded is the error of a request for a device, what, that failed with err. It has a fix where the name or the number
-// of devices is the reason; any other err is returned as it is.
+// NotAdded is the error of a request for a device, what, that failed with err. It has a fix where the name or the
+// number of devices is the reason; any other err is returned as it is.
 func NotAdded(what, name string, err error) error {
 	e := &api.Error{Code: api.CodeConflict, What: what}
 	switch {

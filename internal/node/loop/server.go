@@ -8,8 +8,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Server is the goroutine of an owner with work of three kinds: functions of others, by its Queue; values, by its inbox;
-// and what is due at a time.
+// Server is the goroutine of an owner with work of three kinds: functions of others, by its Queue; values, by its
+// inbox; and what is due at a time.
 type Server[T any] struct {
 	*Queue
 	inbox     chan T
@@ -38,8 +38,8 @@ func (s *Server[T]) Offer(v T) bool {
 	}
 }
 
-// Serve is the goroutine, until Close is called; then it calls finish. turn does what is due, and returns when it must be
-// called again if nothing else happens; 0: never. handle handles a value.
+// Serve is the goroutine, until Close is called; then it calls finish. turn does what is due, and returns when it must
+// be called again if nothing else happens; 0: never. handle handles a value.
 //
 // Posted functions run before each value: a datagram that follows the notification of its link would be dropped by a
 // port that is still down, and missed until it is sent again.

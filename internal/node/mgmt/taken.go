@@ -27,9 +27,9 @@ func partitionsOf(d *manager.Desired) []sm.Partition {
 	return manager.Partitions(&d.Intent, &d.Ethernet)
 }
 
-// await waits until the ports of the subnet have the partitions of the store, and returns an error that names a port that
-// does not take its own. A port that is not in the subnet is no error: it gets its partitions when it comes. A node that
-// is not the master of the subnet waits for nothing.
+// await waits until the ports of the subnet have the partitions of the store, and returns an error that names a port
+// that does not take its own. A port that is not in the subnet is no error: it gets its partitions when it comes. A
+// node that is not the master of the subnet waits for nothing.
 func (c configuration) await(ctx context.Context) error {
 	n := c.n
 	if s, err := n.status(); n.manager == nil || err != nil || s.State != "master" {

@@ -123,7 +123,8 @@ func AwaitEnd(c *unixsock.Conn) {
 // Token names something that is open to its holders only.
 type Token [16]byte
 
-// Tokens are open files or channels by their tokens. The zero value is ready for use; any goroutine may call its methods.
+// Tokens are open files or channels by their tokens. The zero value is ready for use; any goroutine may call its
+// methods.
 type Tokens[T any] struct {
 	mu sync.Mutex // guards m; nothing else is locked with mu held
 	m  map[Token]T

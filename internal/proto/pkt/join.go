@@ -30,8 +30,8 @@ func (j *Joiner) Bursts() []Burst { return j.bursts[:j.n] }
 // Full reports that there may be no room for another packet.
 func (j *Joiner) Full() bool { return j.n == len(j.bursts) || len(j.segs)+2 > cap(j.segs) }
 
-// Slot returns the burst to fill in with the next packet: its headers, with Count 1, MTU the length of its payload, Path
-// and Data with Bytes.
+// Slot returns the burst to fill in with the next packet: its headers, with Count 1, MTU the length of its payload,
+// Path and Data with Bytes.
 //
 // Preconditions: not Full.
 func (j *Joiner) Slot() *Burst { return &j.bursts[j.n] }

@@ -38,8 +38,8 @@ type OpenSegment struct {
 	Control SegmentControl
 }
 
-// FrameWriter is what a Segment can implement besides: it takes frames in the parts that an ether.Joiner leaves them in, which saves the
-// copy that puts them together. What holds for WriteBatch holds for WriteFrames.
+// FrameWriter is what a Segment can implement besides: it takes frames in the parts that an ether.Joiner leaves them
+// in, which saves the copy that puts them together. What holds for WriteBatch holds for WriteFrames.
 type FrameWriter interface {
 	WriteFrames(frames []ether.Frame) (dropped int)
 }

@@ -79,7 +79,8 @@ func (w *Within) Blocked() bool { return false }
 // Flush does nothing: the lane flushes its batch when it commits.
 func (w *Within) Flush(mono.Time) {}
 
-// transmit sends a burst of q, through the stage where there is one. It sets r.Fault where the payload could not be read.
+// transmit sends a burst of q, through the stage where there is one. It sets r.Fault where the payload could not be
+// read.
 func (w *Within) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	if w.stage == nil {
 		w.deliver(now, r, q)

@@ -34,8 +34,8 @@ type Port struct {
 	OverFabric bool
 	// Allow is the addresses of other nodes that an Ethernet port exchanges packets with; nil: all.
 	Allow *ib.AddrSet
-	// Route returns an error if the host has no route for packets of an Ethernet port from an entry of GIDs to a GID; nil:
-	// there is always one. It must not wait.
+	// Route returns an error if the host has no route for packets of an Ethernet port from an entry of GIDs to a GID;
+	// nil: there is always one. It must not wait.
 	Route func(src *GIDEntry, dst ib.GID, tclass uint8) error
 	// MaxRun bounds the payload of a burst towards other nodes, MaxLocalRun
 	// within the node.

@@ -50,8 +50,8 @@ const (
 )
 
 // Orphan ends all work of an RC queue pair of a program that died, if it was connected or has failed by itself, and
-// begins to make the peer's queue pair fail: Handle, Commit, Next and Deadline go on until OrphanDone reports the end. It
-// returns false, and has done nothing, where there is no peer to reach. Nothing of the program's memory is used, no
+// begins to make the peer's queue pair fail: Handle, Commit, Next and Deadline go on until OrphanDone reports the end.
+// It returns false, and has done nothing, where there is no peer to reach. Nothing of the program's memory is used, no
 // completion or event arises any more. It is not called between Handle and Commit.
 func (q *QP) Orphan(now mono.Time) bool {
 	if q.cfg.Type != ib.RC || q.orphan != nil {
