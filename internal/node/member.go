@@ -61,8 +61,8 @@ func newMembership(n *Node) *membership.Membership {
 	})
 }
 
-// followRoster makes the trunks those to the members of a roster, and has the subnet manager route through those of
-// them that may carry packets of others.
+// followRoster keeps one trunk to each member of a roster that is to have one, and has the subnet manager route through
+// the members that may carry packets of others.
 func (n *Node) followRoster(r *member.Roster) {
 	n.mgmt.Transit.Set(r.Transit())
 	if n.mesh != nil {
@@ -333,7 +333,8 @@ func Join(ctx context.Context, s cli.JoinSpec) (j cli.Joined, err error) {
 	got, err := membership.Join(ctx, membership.JoinSpec{Dir: s.Dir, GUID: guid, Host: s.Host, Port: s.Port,
 		Token: s.Token, Name: s.Name, Roles: s.Roles, Addresses: s.Addresses, Program: buildVersion(), Now: time.Now})
 	if err != nil {
-		if noIdentity != nil && !home.Open(s.Dir).Pending() { // else the next attempt is of the same host
+		// A join that is pending goes on with the identity. One that was refused leaves nothing that it made.
+		if noIdentity != nil && !home.Open(s.Dir).Pending() {
 			err = errors.Join(err, os.Remove(filepath.Join(s.Dir, rundir.IdentityFile)))
 			if noDir != nil {
 				err = errors.Join(err, dir.Discard())

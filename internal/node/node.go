@@ -99,8 +99,9 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 	return runNode(ctx, cfg, func(*Node) { ready() }, log)
 }
 
-// heapBound is how many octets the runtime may use before it collects garbage more often: nine tenths of what the
-// control group allows. 0: it decides itself, as where there is no bound or GOMEMLIMIT has one.
+// heapBound is how many octets the runtime may use before it collects garbage more often: nine tenths of group, the
+// memory that the control group allows. 0: the runtime keeps its own limit, because the group has none or because
+// GOMEMLIMIT sets one.
 func heapBound(goMemLimit string, group int64) int64 {
 	if goMemLimit != "" {
 		return 0

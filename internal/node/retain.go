@@ -145,8 +145,8 @@ func (c content) keepMembers(r *member.Roster) error {
 	return nil
 }
 
-// endReports takes out of the reports what their members may not report any more: all but where the members are
-// reached, and what uses them. Each member reports again when it finds its report without its incarnation.
+// endReports keeps of each report only the addresses of its member and the users that it named: the rest may have
+// changed since. Each member reports again when it finds its report without its incarnation.
 func (c content) endReports(had content, r *member.Roster) error {
 	for i := range r.Members {
 		x := &r.Members[i]

@@ -247,8 +247,8 @@ type Trunk struct {
 	Sent       uint64 `json:"sent_packets"`
 	Received   uint64 `json:"rcvd_packets"`
 	Lost       uint64 `json:"lost"` // datagrams that did not come
-	// LossPercent is the rate at which datagrams did not come, in ten seconds: of those that the peer sent. Lossy: it
-	// is more than that of a path that works. 0: it is not known, since too few came.
+	// LossPercent is the share of the datagrams that the peer sent in the last ten seconds and that did not arrive; 0
+	// also if too few arrived to know it. Lossy: the share is higher than on a path that works.
 	LossPercent float64 `json:"loss_percent"`
 	Lossy       bool    `json:"lossy"`
 	Reordered   uint64  `json:"reordered"` // datagrams that came late

@@ -26,7 +26,7 @@ type MKey struct {
 	Key     uint64 `json:",omitempty"`
 	Secret  []byte `json:",omitempty"` // secretLen octets
 	Off     bool   `json:",omitempty"` // there shall be none
-	// Before and SecretsBefore are earlier ones, the latest first: ports that were away have them.
+	// Before are earlier keys and SecretsBefore earlier secrets, the latest first: a port that was away still has them.
 	Before        []uint64 `json:",omitempty"`
 	SecretsBefore [][]byte `json:",omitempty"`
 }
@@ -64,7 +64,7 @@ func (m *MKey) Renew() {
 	rand.Read(m.Secret) // never fails
 }
 
-// retire makes what is in force an earlier key.
+// retire makes the key or secret in force an earlier one.
 func (m *MKey) retire() {
 	if m.Key != 0 && !slices.Contains(m.Before, m.Key) {
 		m.Before = append([]uint64{m.Key}, m.Before...)
@@ -80,9 +80,10 @@ func (m *MKey) retire() {
 // IsNone reports whether there is neither a key nor a secret.
 func (m *MKey) IsNone() bool { return m.Key == 0 && m.Secret == nil }
 
-// keys returns the keys of ports by m, the one in force first; none is the zero value. With protection 2 or 3 a port
-// answers no request without its key, so that a manager that starts anew, and does not know yet which port is where,
-// could not find it: then a secret gives all ports one key. The other form of each is among the earlier ones.
+// keys returns the keys that ports may have by m, the one in force first; its zero value means that no port has a key.
+// With protection 2 or 3 a port answers no request without its key. A manager that starts anew does not know yet which
+// port is where, so it could not find ports with keys of their own: then a secret gives all ports one key. Each secret
+// is in the list in both forms.
 func (m *MKey) keys(protect uint8) (list []sm.MKey) {
 	list = append(list, sm.MKey{All: m.Key})
 	for i, b := range append([][]byte{m.Secret}, m.SecretsBefore...) {

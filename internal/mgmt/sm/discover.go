@@ -224,9 +224,10 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	s.join(from, here)
 }
 
-// claimsAnother reports whether the node of i, found behind a port, has GUIDs of another member: an adapter at a
-// confined switch has those of the member of that switch, and a confined switch has its own. The switch before it has
-// compared those with the certificate of the member (fabric.Wiring.Nodes).
+// claimsAnother reports whether the node of i, found behind a port, has GUIDs of another member. An adapter at a
+// confined switch must have GUIDs of the member of that switch, and all GUIDs of a confined switch must be of one
+// member. The switch before it has compared the GUIDs of the confined switch with the certificate
+// (fabric.Wiring.Nodes).
 func (s *sweep) claimsAnother(from topo.Ref, i *mad.NodeInfo) bool {
 	bits := s.base.cfg.MemberBits
 	if bits == 0 || from.IsNone() {
@@ -367,7 +368,7 @@ func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 }
 
 // lookBehind probes the node at the other end of the link of a port, if it is unknown. Adapters have no other
-// ports, except for that of the manager. The ports of confined switches have to wait for the phase beyond.
+// ports, except for the adapter of the manager. The ports of confined switches have to wait for the phase beyond.
 func (s *sweep) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
 	if p.Info.PortState < ib.PortInit || p.Info.PortState > ib.PortActive || !p.Peer.IsNone() {
 		return

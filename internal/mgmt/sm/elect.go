@@ -63,8 +63,8 @@ func (m *Manager) smInfo() mad.SMInfo {
 
 func isCaretaker(i *mad.SMInfo) bool { return i.State == mad.SMNotActive && i.ActCount&caretakes != 0 }
 
-// queryManager requests the state of the manager at a port, unless that is this manager. A manager at a confined switch
-// has no part in the election: other switches take nothing from it.
+// queryManager requests the state of the manager at a port, unless it is the port of this manager. A manager at a
+// confined switch has no part in the election: other switches drop its requests.
 func (s *sweep) queryManager(r topo.Ref) {
 	at := r
 	if !s.t.Nodes[r.Node].IsSwitch() {

@@ -20,8 +20,8 @@ import (
 
 // MKey tells the M_Key of each port. The zero value is none for all of them.
 type MKey struct {
-	// All is the M_Key of every port. If it is 0 each port has its own, derived from Secret and its GUID: a host
-	// that reads the M_Key of one port has no other.
+	// All is the M_Key of every port. If it is 0, each port has its own, derived from Secret and its GUID: a host
+	// that reads the M_Key of one port does not know the M_Key of another.
 	All uint64
 	// Secret is not all zeros if ports have M_Keys of their own.
 	Secret [32]byte
@@ -44,7 +44,8 @@ func (k MKey) Of(port ib.GUID) uint64 {
 	}
 }
 
-// ForAll returns the M_Key that all ports have instead of keys of their own. It does not tell those.
+// ForAll returns the M_Key that all ports have instead of keys of their own. The keys of their own cannot be computed
+// from it.
 func (k MKey) ForAll() MKey {
 	if k.All == 0 && !k.IsNone() {
 		// No port has the GUID 0.
@@ -61,8 +62,8 @@ func (i *Intent) knownKey(nth int) MKey {
 	return i.MKeysBefore[nth-1]
 }
 
-// nextForAll returns the number of the next key from nth on that is the same for every port: requests to a node that is
-// not known yet can bear no other. ok is false if there is none.
+// nextForAll returns the number of the next key from nth on that is the same for every port. A request to a node that
+// is not known yet can bear no other key. ok is false if there is no such key.
 func (i *Intent) nextForAll(nth int) (next int, ok bool) {
 	for ; nth <= len(i.MKeysBefore); nth++ {
 		if i.knownKey(nth).All != 0 {

@@ -159,8 +159,8 @@ func (q *requests) build(r *request, d *mad.Datagram) {
 	s.Append(d.Data[:0])
 }
 
-// answered matches an answer, from the LID slid, with its request. Hosts can guess transaction identifiers: the answer
-// has to come from where the request went.
+// answered matches an answer, from the LID slid, with its request. Hosts can guess transaction identifiers, so the
+// answer also has to come by the route of the request.
 func (q *requests) answered(now mono.Time, s *mad.SMP, slid ib.LID) {
 	r := q.slots[uint8(s.TransactionID)]
 	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr ||

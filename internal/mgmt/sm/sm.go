@@ -41,8 +41,8 @@ type Config struct {
 	Gated bool
 
 	// MemberBits is the number of low bits in which the GUIDs of the nodes and ports of one member of a fabric differ.
-	// What answers behind a confined switch with other bits above them claims to be of another member, and is ignored.
-	// 0: GUIDs say nothing about members.
+	// A node behind a confined switch whose GUID differs above these bits claims to be of another member: it is
+	// ignored. 0: GUIDs say nothing about members.
 	MemberBits uint8
 
 	Outstanding   int           // largest number of outstanding requests, 1 … 256; 16

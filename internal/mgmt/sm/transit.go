@@ -90,14 +90,14 @@ func enforcementCap(n *topo.Node) int {
 	return min(int(n.Switch.Info.PartitionEnforcementCap), maxEnforced)
 }
 
-// confines reports whether a port is that of a switch with a link to a confined switch.
+// confines reports whether a port is a port of a switch and has a link to a confined switch.
 func (s *sweep) confines(r topo.Ref) bool {
 	p := s.t.Port(r)
 	return s.t.Nodes[r.Node].IsSwitch() && !p.Peer.IsNone() && s.t.Nodes[p.Peer.Node].Confined
 }
 
-// enforcement returns which packets a switch port compares with its P_Key table: those that arrive from a confined
-// switch, and if the intent requires it those from and to an adapter.
+// enforcement returns which packets a switch port compares with its P_Key table: packets that arrive from a confined
+// switch, and, if the intent requires it, packets from and to an adapter.
 func (s *sweep) enforcement(r topo.Ref) (in, out bool) {
 	n := &s.t.Nodes[r.Node]
 	i := &n.Switch.Info
@@ -124,8 +124,8 @@ func (s *sweep) wanted(r topo.Ref) []ib.PKey {
 	return want
 }
 
-// union returns the P_Keys of several tables, that of the default partition first: each partition once, with the higher
-// membership.
+// union returns the P_Keys of several tables: each partition once, with the higher membership, the default partition
+// first.
 func union(tables ...[]ib.PKey) (all []ib.PKey) {
 	as := map[ib.PKey]ib.PKey{}
 	for _, t := range tables {
@@ -138,9 +138,9 @@ func union(tables ...[]ib.PKey) (all []ib.PKey) {
 	})
 }
 
-// enforce writes the P_Key tables of switch ports that enforce partitions. It precedes the tables of the ports that
-// these are for, so that a key that is added there is allowed before it is used, and one that is removed is not allowed
-// any longer.
+// enforce writes the P_Key tables of switch ports that enforce partitions. The tables of the adapters behind them are
+// written later: a key that is added is allowed before an adapter has it, and a key that is removed is no longer
+// allowed while an adapter still has it.
 func (b border) enforce() {
 	s := b.s
 	behind := b.keysBehind()
@@ -160,8 +160,8 @@ func (b border) enforce() {
 	}
 }
 
-// enforceConfined writes the table of a port with a link to a confined switch, with the P_Keys of the ports behind. If
-// they do not fit, the rest is not allowed.
+// enforceConfined writes the table of a port with a link to a confined switch: the P_Keys of the ports behind the link.
+// If they do not fit, the last ones are left out, and packets with them are dropped.
 func (b border) enforceConfined(r topo.Ref, keys []ib.PKey) {
 	s := b.s
 	n, behind := &s.t.Nodes[r.Node], s.nameOf(s.t.Port(r).Peer)

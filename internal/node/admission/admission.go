@@ -4,8 +4,8 @@
 // ports.
 //
 // What comes in: the begin and the end of a drain, from the membership; questions of the rooms before they accept
-// something new. What goes out: nil, or the error for the requester. It ends nothing itself: what uses the host when a
-// drain begins is each room's.
+// something new. What goes out: nil, or the error for the requester. It ends nothing: each room ends its own programs,
+// guests, links or ports when a drain by force begins.
 package admission
 
 import (

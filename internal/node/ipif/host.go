@@ -45,8 +45,8 @@ type Config struct {
 	// Adapters lists the adapters with an InfiniBand port, by number. Any goroutine may call it.
 	Adapters func() []*hca.Adapter
 	Sessions *session.Registry
-	// Host is the name of this host in the subnet, and whether it is a member of a fabric: every member can change
-	// partitions. Any goroutine may call it.
+	// Host returns the name of this host in the subnet, and whether it is a member of a fabric: commands on every
+	// member can change partitions. Any goroutine may call it.
 	Host func() (name string, member bool)
 	// Admit returns why the host accepts no new IP link; nil: it does. Any goroutine may call it.
 	Admit func() error

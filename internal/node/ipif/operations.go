@@ -458,8 +458,8 @@ func (h *Host) change(ctx context.Context, name string, a api.IPAction) error {
 	return err
 }
 
-// fixPending is the command that puts the port of a link into its partition. On the node of the manager the name of
-// the device alone would be that of its own port.
+// fixPending is the command that puts the port of a link into its partition. The command names the host as well: on the
+// node of the manager, the name of the device alone would mean a port of that node.
 func (h *Host) fixPending(l *api.IPLink) string {
 	host, member := h.cfg.Host()
 	fix := fmt.Sprintf("weft pkey add %s %s@%s", l.PKey, l.Device, host)

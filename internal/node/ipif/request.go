@@ -202,7 +202,7 @@ func (h *Host) add(r api.IPRequest, admit func() error) (*request, error) {
 	return q, err
 }
 
-// overlap returns a request with a link in common, nil where there is none.
+// overlap returns a request that has a link in common with q, nil if there is no such request.
 func (h *Host) overlap(q *request, keys []ib.PKey) *request {
 	for _, o := range h.requests {
 		if o.api.Device != q.api.Device && o.api.Device != "" && q.api.Device != "" {

@@ -158,7 +158,8 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 	if err != nil {
 		return err
 	}
-	if alone := withoutMajority(n.storeMember, n.fabric.Load()); alone != nil { // a caretaker is master, and changes nothing
+	// A caretaker is master, and changes nothing.
+	if alone := withoutMajority(n.storeMember, n.fabric.Load()); alone != nil {
 		return alone
 	}
 	switch who := m.Master; {

@@ -244,8 +244,8 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	return []api.Degraded{d}
 }
 
-// noMajority is what a node with a copy of the store reports when it reaches no majority of the group. Where another
-// voter has a leader the group works without this node, and a restore here would be a second store.
+// noMajority is what a node with a copy of the store reports when it reaches no majority of the group. If another voter
+// has a leader, the group works without this node, and a restore here would make a second store.
 func noMajority(p *etcd.MemberStatus, o etcd.Others, f *Fabric) api.Degraded {
 	if len(o.Leading) > 0 {
 		d := api.Degraded{What: "store_path",
@@ -300,6 +300,7 @@ func withoutMajority(m *etcd.Member, f *Fabric) error {
 	if !p.Alone {
 		return nil
 	}
+	// The context of the change may have ended already. FindOthers ends by itself after some seconds.
 	d := noMajority(&p, etcd.FindOthers(context.Background(), m), f)
 	return &api.Error{Code: api.CodeInternal, Why: d.Why, Fix: d.Fix}
 }

@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// applyWait is how long a command waits for the ports to take what it changed. A sweep of a thousand nodes takes
-	// less. It is less than what a client waits for an answer.
+	// applyWait is how long a command waits until the ports have what it changed. A sweep of a thousand nodes takes
+	// less time, and a client waits longer for its answer.
 	applyWait = 6 * time.Second
-	// applyLook is the interval at which it looks, and applyRead that at which it reads the store again: a later change
-	// may have taken the place of its own.
+	// applyLook is the interval at which the command compares the ports, and applyRead the interval at which it reads
+	// the store again: another change may have replaced its own.
 	applyLook = 10 * time.Millisecond
 	applyRead = 500 * time.Millisecond
 )

@@ -34,9 +34,9 @@ func openFiles() int {
 	return int(min(files.Cur, 1<<30))
 }
 
-// The limit of open files has three shares, so that no user can have the whole of it: connections to the sockets of the
-// node, the descriptors that sessions hand over, and what the node needs itself: lanes, links, files of the store, and
-// connections of members and of hosts that join.
+// The limit of open files is divided into three shares, so that no user can use it up: connections to the sockets of
+// the node, descriptors that sessions hand over, and descriptors of the node itself (lanes, links, files of the store,
+// and connections of members and of hosts that join).
 const (
 	minNodeFiles   = 256
 	maxNodeFiles   = 4096

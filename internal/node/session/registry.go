@@ -285,7 +285,7 @@ func (r *Registry) Allowed(uid int) bool {
 	return OwnUser(uid) || slices.Contains(r.cfg.AllowUIDs, uid)
 }
 
-// Own is OwnUser.
+// Own reports whether a user is root or the node's own.
 func (*Registry) Own(uid int) bool { return OwnUser(uid) }
 
 // OwnUser reports whether a user is root or the node's own.

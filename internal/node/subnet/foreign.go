@@ -16,8 +16,8 @@ import (
 const (
 	// foreignShown is how long a member is reported after the last of its packets that were dropped as foreign.
 	foreignShown = 5 * time.Minute
-	// foreignSeries is how long data packets have to go on until they are reported: while tables change, those of an
-	// honest member can be taken for foreign ones.
+	// foreignSeries is how long foreign data packets have to go on until they are reported: while tables change,
+	// packets of an honest member can be dropped as foreign.
 	foreignSeries = 5 * time.Second
 )
 

@@ -187,8 +187,8 @@ func New(c Config) *Subnet {
 	return s
 }
 
-// SetMember makes the node that of a member of a fabric: with its name in the descriptions of the switch and the ports,
-// which the manager reads, and with programs that may manage the subnet if manages is set. No lane may call it.
+// SetMember makes the node a member of a fabric with a name. The descriptions of the switch and the ports, which the
+// manager reads, have that name. If manages is set, programs of the node may manage the subnet. No lane may call it.
 func (s *Subnet) SetMember(host string, manages bool) error {
 	return s.Do(func() {
 		s.manages = manages

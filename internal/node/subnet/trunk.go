@@ -334,7 +334,7 @@ func (s *Subnet) TrunkPort(peer int) uint8 { return s.wiring.Load().Trunk[peer] 
 var portStates = map[ib.PortState]string{ib.PortDown: "DOWN", ib.PortInit: "INIT", ib.PortArmed: "ARMED",
 	ib.PortActive: "ACTIVE"}
 
-// peerName is the address of the other end of a trunk. Where none is known yet, it is the trunk's port of the switch.
+// peerName is the address of the other end of a trunk, or the trunk's port of the switch if no address is known yet.
 func peerName(s *Subnet, peer int, at netip.AddrPort) string {
 	if !at.IsValid() {
 		return fmt.Sprintf("switch port %d", s.TrunkPort(peer))

@@ -120,7 +120,8 @@ func (s *slot) apply() {
 }
 
 // suspended reports whether the port has no interface because the host is drained. Network cards of virtual machines
-// and Ethernet ports of devices stay: nothing uses the host by them but guests and programs, which end by themselves.
+// and Ethernet ports of devices stay: only guests and programs use the host by them, and the drain ends these
+// separately.
 func (s *slot) suspended() bool { return s.f.h.suspended && s.hosted() }
 
 // hosted reports whether the interface of the port is one of the host, or an IP stack in the node.

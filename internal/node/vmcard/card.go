@@ -120,8 +120,8 @@ func (m *Card) Open() error {
 	return nil
 }
 
-// serves reports whether a user may connect to the card's socket: root and the node's own user, which alone may add
-// cards, and the user that the card was added for. A user of the node's devices may not be a machine of another user.
+// serves reports whether a user may connect to the card's socket: root, the node's own user, and the user for which the
+// card was added. Other users of the node may not take the place of the virtual machine.
 func (m *Card) serves(uid int) bool {
 	return m.c.cfg.Sessions.Own(uid) || m.want.AllowUID != 0 && uid == m.want.AllowUID
 }

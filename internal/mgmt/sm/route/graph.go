@@ -18,9 +18,9 @@ type edge struct {
 	to   int   // rank of the other switch
 }
 
-// graph is the switches and the links between them. A link has two directions, so it is in edges twice. Of several
-// links between a confined switch and another it has the one with the lowest port at the switch of the lower rank: a
-// switch accepts what a confined switch sends only from the link by which it reaches the source.
+// graph is the switches and the links between them. A link has two directions, so it is in edges twice. If a confined
+// switch and another switch have several links, only one is in graph: the link with the lowest port at the switch of
+// the lower rank. A switch accepts packets of a confined switch only from the link by which it reaches their source.
 type graph struct {
 	s     *topo.Subnet
 	node  []int32 // by rank: index in Subnet.Nodes
@@ -68,7 +68,7 @@ func (g *graph) single() {
 // isConfined reports whether no path leads through a switch.
 func (g *graph) isConfined(rank int) bool { return g.confined != nil && g.confined[rank] }
 
-// bars reports whether packets to a switch must not pass another one, since that is confined.
+// bars reports whether packets to the switch to must not pass the switch at, since it is confined.
 func (g *graph) bars(at, to int) bool { return g.confined != nil && g.confined[at] && at != to }
 
 // name returns the name of a switch for people.
@@ -203,8 +203,8 @@ func (p *parts) all(r int) []int {
 	return all
 }
 
-// common returns a part of both of two switches, -1 if there is none. Two confined switches without one may have a
-// link.
+// common returns a part that has both switches, -1 if there is no such part. Two confined switches without a common
+// part may still have a link.
 func (p *parts) common(a, b int) int {
 	if p.of[a] == p.of[b] {
 		return p.of[a]
