@@ -312,7 +312,7 @@ func (r *Roster) DrainedAt(port ib.GUID) string {
 	if r == nil {
 		return ""
 	}
-	x := r.ByGUID(port &^ 0xffff)
+	x := r.ByGUID(port &^ (1<<ib.NodeBits - 1))
 	if x == nil || x.State != Draining && x.State != Drained {
 		return ""
 	}
