@@ -300,7 +300,8 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	return nil
 }
 
-// reportIgnored names the variables of the environment with settings of a node that s, which runs already, does not have.
+// reportIgnored names the variables of the environment with settings of a node that s, which runs already, does not
+// have.
 func (a *app) reportIgnored(s api.Status) {
 	has := map[string]string{"wire-local": strconv.FormatBool(s.WireLocal), "roce-port": strconv.Itoa(s.RoCEPort),
 		"roce-allow": strings.Join(s.RoCEAllow, ",")}

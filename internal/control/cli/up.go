@@ -266,8 +266,8 @@ func upArguments(flags *pflag.FlagSet) (list []string) {
 	return list
 }
 
-// flagArgument is the argument by which another command gets the value of f. pflag prints a list in brackets, which it does
-// not read; brackets of a value, as in eth[0-9] and [fd00::2]:4792, stay.
+// flagArgument is the argument by which another command gets the value of f. pflag prints a list in brackets, which it
+// does not read; brackets of a value, as in eth[0-9] and [fd00::2]:4792, stay.
 func flagArgument(f *pflag.Flag) string {
 	text := f.Value.String()
 	if _, ok := f.Value.(pflag.SliceValue); ok {

@@ -50,8 +50,8 @@ func (t *Token) limit() int  { return MaxRecord }
 func (r *Roster) limit() int { return MaxRoster }
 
 // Encode returns the form of a record in the store: JSON with its version, and the fields that Decode kept. Where those
-// do not fit, the record is of this weft's minor form: the later one would not find its fields in its own. A record that
-// Check refuses is not encoded.
+// do not fit, the record is of this weft's minor form: the later one would not find its fields in its own. A record
+// that Check refuses is not encoded.
 func Encode[T any, R interface {
 	*T
 	Value
@@ -77,8 +77,8 @@ func Encode[T any, R interface {
 	return append(append(b[:len(b)-1], ','), kept[1:]...), nil
 }
 
-// Decode is the reverse of Encode. Foreign octets are refused with the reason: another version, unknown fields without a
-// later minor form, too long, not what Check accepts.
+// Decode is the reverse of Encode. Foreign octets are refused with the reason: another version, unknown fields without
+// a later minor form, too long, not what Check accepts.
 func Decode[T any, R interface {
 	*T
 	Value

@@ -54,7 +54,8 @@ func (c Caller) bounds() callBounds {
 type owed struct {
 	queued, written atomic.Int64 // since the connection began; queued never falls behind
 	closed          atomic.Bool
-	// least is how few were left since then; the lock of the quotas guards both.
+	// least is the lowest number of octets left since the last answer was charged, and since is when it was reached.
+	// The lock of the quotas guards both.
 	least int64
 	since time.Time
 }
@@ -91,7 +92,7 @@ func (h *held) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// connOf returns the connection of a call, nil where it has no certificate.
+// connOf returns the connection of a call, nil if it is not a TLS connection of a front.
 func connOf(ctx context.Context) *held {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -206,7 +207,8 @@ func (q *quotas) turn(ctx context.Context, name string, most int) (done func(), 
 
 // answer charges the connection of a call with an answer of a member, of 0 octets before it is made. It refuses one
 // that would have more octets wait than most, unless none wait. Connections that have taken nothing for long are closed
-// then: that frees their answers, and those that were dropped because the caller gave the call up and are still counted.
+// then: that frees their answers, and those that were dropped because the caller gave the call up and are still
+// counted.
 func (q *quotas) answer(ctx context.Context, name string, octets, most int64) error {
 	h := connOf(ctx)
 	if h == nil {

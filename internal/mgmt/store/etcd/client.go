@@ -62,7 +62,7 @@ type Client struct {
 	namespace string         // with a slash at its end
 	timeout   time.Duration
 	server    *Server // embedded; nil when etcd is elsewhere
-	members   bool    // as of the config
+	members   bool    // ClientConfig.Members
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc

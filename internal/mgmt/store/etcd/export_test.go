@@ -57,8 +57,8 @@ func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger {
 	return bridge(log, func(why string, _ error) { fatal(why) })
 }
 
-// Cut drops the messages of this member's replica to all others, until Mend. etcd's CutPeer would also stop the pipelines
-// of replicas that are not applied yet, without a lock.
+// Cut drops the messages of this member's replica to all others, until Mend. etcd's CutPeer would also stop the
+// pipelines of replicas that are not applied yet, without a lock.
 func (m *Member) Cut() { m.replica((*etcdserver.EtcdServer).PauseSending) }
 
 // Mend undoes Cut.

@@ -48,7 +48,8 @@ type MemberConfig struct {
 	// a new group.
 	Seeds []string
 	Joins bool // it never makes a group, also without Seeds
-	// Fabric identifies the fabric. With Joins, files from before the node was in it are set aside; empty: they are used.
+	// Fabric identifies the fabric. With Joins, files from before the node was in it are set aside; empty: they are
+	// used.
 	Fabric    string
 	Unable    bool // it never holds a replica: it has no disk, or others do not reach it
 	Settings  voters.Settings
@@ -76,7 +77,8 @@ type Security struct {
 	// Admit decides about the certificates of calls to this node, and of the reports that it reads, which Client has
 	// verified: a voter's alone counts.
 	Admit Admit
-	// Known reports whether an address is one of a member's: others cannot take the place of its connections; nil: none.
+	// Known reports whether an address is one of a member's: others cannot take the place of its connections; nil:
+	// none.
 	Known func(netip.Addr) bool
 	// Able reports whether a member may have a replica, by the records of the fabric: its own record in the store does
 	// not decide that alone; nil: each may.
@@ -146,8 +148,8 @@ type Member struct {
 	known  known
 	remote []string // endpoints of the client over the network; nil while the one in this process is used
 	why    string   // why the node is not what it was, for people
-	// split: another store of the same generation is known. Neither is used until a person decides: with both in use the
-	// subnet would have two managers.
+	// split: another store of the same generation is known. Neither is used until a person decides: with both in use
+	// the subnet would have two managers.
 	split   bool
 	rivals  []string // addresses of the other store, of a client
 	asked   mono.Time

@@ -26,8 +26,8 @@ const (
 	snapshotRoom = 1 << 20 // of the log's snapshot: the replicas of the group, also those that left it
 	logAhead     = 2 << 20 // that a batch of changes may go beyond the end of a segment
 	tableAhead   = 4 << 20
-	// runRoom is what is free on the disk of a replica that runs, and startRoom on that of one that starts: so much
-	// more that it does not end again at once.
+	// runRoom is how much must be free on the disk of a replica that runs. startRoom must be free for one to start: it
+	// is larger, so that the replica does not end again at once.
 	runRoom   = segmentSize + snapshotRoom
 	startRoom = runRoom + logAhead + tableAhead + 2*segmentSize
 )
@@ -44,8 +44,8 @@ var errNoRoom = errors.New("no space left on the disk of the store")
 // isFull reports whether an error is of a disk without room, or without what its user may use.
 func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
-// freeSpace is how many octets the disk of a directory has free for this process. A directory that is not there yet
-// has those of the one around it.
+// freeSpace is how many octets the disk of a directory has free for this process. If the directory does not exist yet,
+// its parent counts.
 func freeSpace(dir string) (int64, error) {
 	var st syscall.Statfs_t
 	err := syscall.Statfs(dir, &st)
@@ -79,7 +79,7 @@ func (s *Server) allocateAhead(ctx context.Context) error {
 	return nil
 }
 
-// lastSegment is the path of the segment of the log that is written, "" where there is none.
+// lastSegment is the path of the newest segment of the log, which etcd writes; "" if there is no segment.
 func lastSegment(dir string) string {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -96,8 +96,9 @@ func lastSegment(dir string) string {
 // keepSize is FALLOC_FL_KEEP_SIZE of fallocate(2).
 const keepSize = 1
 
-// allocate gives a file the blocks of its first octets, also behind its end, which stays. The error is of a full disk.
-// A file system without this cannot be prepared. The turn of a file that was replaced meanwhile is in the next look.
+// allocate gives a file the blocks of its first octets, also beyond its end, and leaves its size as it is. It returns
+// an error only if the disk is full. It returns nil if the file system cannot allocate ahead, and if etcd has just
+// replaced the file: the next look opens the new one.
 func allocate(path string, octets int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -150,7 +151,7 @@ func (s *Server) outOfRoom(why error) {
 	}
 }
 
-// lacksRoom returns why the replica has ended where its disk is full, nil otherwise.
+// lacksRoom returns why the replica has ended if its disk is full, nil otherwise.
 func (s *Server) lacksRoom() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +162,7 @@ func (s *Server) lacksRoom() error {
 // itself ends, another one of etcd's would panic: it would hand work to one that is not there any more.
 func (s *Server) fatal(why string, err error) {
 	if isFull(err) {
-		free, _ := s.c.free(s.dir) // 0 where it cannot be found out
+		free, _ := s.c.free(s.dir) // 0 if it cannot be read
 		s.fail(why)
 		s.outOfRoom(noRoom(s.dir, free, startRoom))
 	}
