@@ -18,7 +18,7 @@ const (
 	applyWait = 6 * time.Second
 	// applyLook is the interval at which the command compares the ports, and applyRead the interval at which it reads
 	// the store again: another change may have replaced its own.
-	applyLook = 10 * time.Millisecond
+	applyLook = 20 * time.Millisecond
 	applyRead = 500 * time.Millisecond
 )
 
@@ -35,11 +35,14 @@ func (c configuration) await(ctx context.Context) error {
 	if s, err := n.status(); n.manager == nil || err != nil || s.State != "master" {
 		return nil
 	}
-	ctx, stop := context.WithTimeout(ctx, applyWait)
+	caller := ctx
+	ctx, stop := context.WithTimeout(caller, applyWait)
 	defer stop()
 	for {
 		d, err := n.desired(ctx, "weft pkey list")
-		if ctx.Err() != nil {
+		if caller.Err() != nil {
+			return caller.Err()
+		} else if ctx.Err() != nil {
 			return notTaken("the subnet manager has not applied it within " + applyWait.String())
 		} else if err != nil {
 			return err
