@@ -434,8 +434,10 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 				"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
 			if p := problem.Of("", failures[portKey(v.Device, v.VPort)]); p != nil && p.Fix != "" {
 				also := d.Fix
-				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), cmp.Or(p.Fix, also)
-				if !strings.Contains(p.Fix, "netstack") { // else it names the same
+				d.Why = where + ": " + problem.Text(p.What, p.Why, "")
+				// The device's fix may name the same command, for any device and VESW.
+				general := "weft vesw netstack DEVICE --vesw ID --addr ADDRESS/LENGTH"
+				if d.Fix = strings.Replace(p.Fix, general, also, 1); d.Fix == p.Fix {
 					d.Fix += "; " + also
 				}
 			}
