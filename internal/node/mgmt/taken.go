@@ -49,12 +49,12 @@ func (c configuration) await(ctx context.Context) error {
 		}
 		want := partitionsOf(&d)
 		for read := time.Now(); time.Since(read) < applyRead && ctx.Err() == nil; {
-			t, master := n.truth()
-			if !master {
-				return notTaken("another manager became the master of the subnet meanwhile")
-			}
-			if t.AppliedTo(want) {
+			if t, swept := n.truth(); swept && t.AppliedTo(want) {
 				return missedPorts(&t)
+			}
+			// A master has no truth before its first sweep.
+			if s, err := n.status(); err != nil || s.State != "master" {
+				return notTaken("another manager became the master of the subnet meanwhile")
 			}
 			select {
 			case <-ctx.Done():
