@@ -18,6 +18,7 @@ import (
 // all, does not. It ends after the fault.
 func TestLossyTrunk(t *testing.T) {
 	t.Parallel()
+	needs(t, "ib_write_lat")
 	b := openTestbed(t, 1500, false, 0, "--store", "memory", "--peer", peer)
 	b.Device = "weft_ib0"
 	for _, n := range []*lab.Node{b.Server, b.Client} {
@@ -36,11 +37,12 @@ func TestLossyTrunk(t *testing.T) {
 		}
 		return d
 	}
-	// traffic runs a pingpong until done, or limit is over, and returns how long that took.
+	// traffic runs ib_write_lat until done, or limit is over, and returns how long that took. Its ends wait for each
+	// other before they end, so that each packet is repeated until it arrives.
 	traffic := func(limit time.Duration, done func() bool) (time.Duration, bool) {
 		t.Helper()
 		for began := time.Now(); ; {
-			if p, err := b.runPairOnce(time.Minute, nil, "ibv_rc_pingpong", "-n", "500"); err != nil {
+			if p, err := b.runPairOnce(time.Minute, nil, "ib_write_lat", "-n", "500"); err != nil {
 				t.Fatalf("%v%s", err, p.Outputs())
 			}
 			if took := time.Since(began); done() {
