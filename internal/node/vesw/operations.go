@@ -437,9 +437,11 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 				d.Why = where + ": " + problem.Text(p.What, p.Why, "")
 				// The device's fix may name the same command, for any device and VESW.
 				general := "weft vesw netstack DEVICE --vesw ID --addr ADDRESS/LENGTH"
-				if d.Fix = strings.Replace(p.Fix, general, also, 1); d.Fix == p.Fix {
-					d.Fix += "; " + also
+				fix := strings.Replace(p.Fix, general, also, 1)
+				if fix == p.Fix {
+					fix += "; " + also
 				}
+				d.Fix = cmp.Or(fix, also)
 			}
 			list = append(list, d)
 		case v.Problem != "":
