@@ -38,13 +38,26 @@ func (b *testbed) bothOnce(port int, want string, server, client []string) (why 
 	return ""
 }
 
-// libfabric runs fi_pingpong over a provider; -c checks contents.
+// libfabric runs fi_pingpong over a provider; -c checks contents. When the client has ended, ofi_rxm of libfabric 1.17
+// may post a receive to the endpoint that it has just closed, and the server dies of a null pointer behind its last
+// line (docs/notes/interop.md). Such a pair runs again.
 func (b *testbed) libfabric(t *testing.T, args string) {
+	done := regexp.MustCompile(`(?m)^1m\s+100\s+=100\s`)
 	t.Run("fi_pingpong "+args, func(t *testing.T) {
-		port := lab.Port()
-		common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
-		b.both(t, port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)),
-			append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
+		for tries := 0; ; tries++ {
+			port := lab.Port()
+			common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
+			why := b.bothOnce(port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)),
+				append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
+			if why == "" {
+				return
+			}
+			if tries == 3 || !strings.Contains(args, "ofi_rxm") || !strings.Contains(why, "client: <nil>, server: ") ||
+				!strings.Contains(why, "fi_pingpong(+0x") || len(done.FindAllString(why, -1)) != 2 {
+				t.Fatal(why)
+			}
+			t.Logf("once more: %s", why)
+		}
 	})
 }
 
