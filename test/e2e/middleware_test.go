@@ -13,17 +13,9 @@ import (
 	"weft/test/lab"
 )
 
-// both runs a server, which listens on a TCP port, and a client of it, and expects
-// both to end well and the client to have said what is wanted.
-func (b *testbed) both(t *testing.T, port int, want string, server, client []string) {
-	t.Helper()
-	if why := b.bothOnce(port, want, server, client); why != "" {
-		t.Fatal(why)
-	}
-}
-
-// bothOnce does that, and returns what went wrong.
-func (b *testbed) bothOnce(port int, want string, server, client []string) (why string) {
+// both runs a server, which listens on a TCP port, and a client of it, and returns what went wrong: empty if both end
+// well and the client prints what matches want.
+func (b *testbed) both(port int, want string, server, client []string) (why string) {
 	p, err := lab.StartPair(port, b.Server.Program(server...), b.Client.Program(client...))
 	defer p.Kill()
 	if err != nil {
@@ -47,7 +39,7 @@ func (b *testbed) libfabric(t *testing.T, args string) {
 		for tries := 0; ; tries++ {
 			port := lab.Port()
 			common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
-			why := b.bothOnce(port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)),
+			why := b.both(port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)),
 				append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
 			if why == "" {
 				return
@@ -74,7 +66,7 @@ func (b *testbed) qperf(t *testing.T) {
 			lp := strconv.Itoa(port)
 			client := append([]string{"qperf", "-lp", lp, "-t", "1", "-cm1", b.Server.NetNS.V4},
 				append(tests, "quit")...)
-			why := b.bothOnce(port, `(latency|bw)\s+=\s+[0-9.]+ `, []string{"qperf", "-lp", lp}, client)
+			why := b.both(port, `(latency|bw)\s+=\s+[0-9.]+ `, []string{"qperf", "-lp", lp}, client)
 			if why == "" {
 				return
 			}
