@@ -82,9 +82,9 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 		return Done
 	}
 	if s.Directed() {
-		// An answer comes back by the port by which its request left: else its route is not that of its request.
-		if s.D && s.HopPointer > 0 && s.HopPointer <= s.HopCount && s.HopCount <= mad.MaxHops && d.Port != 0 &&
-			a.isSwitch() && s.InitialPath[s.HopPointer] != d.Port {
+		// An answer arrives by the port by which its request left. If it does not, its route is not the route of its
+		// request.
+		if port, ok := s.LeftBy(); ok && s.D && d.Port != 0 && a.isSwitch() && port != d.Port {
 			a.Stats.DropRoute++
 			return Done
 		}

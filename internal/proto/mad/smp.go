@@ -69,6 +69,15 @@ func (s *SMP) Reply(status Status) {
 	}
 }
 
+// LeftBy returns the port by which the request of a returning SMP left the switch at which the SMP has arrived. ok is
+// false if the hop pointer is at no hop of the directed route.
+func (s *SMP) LeftBy() (port uint8, ok bool) {
+	if s.HopPointer == 0 || s.HopPointer > s.HopCount || s.HopCount > MaxHops {
+		return 0, false
+	}
+	return s.InitialPath[s.HopPointer], true
+}
+
 // Action is the next step of a directed-route SMP.
 type Action uint8
 

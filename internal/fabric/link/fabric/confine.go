@@ -46,8 +46,8 @@ func ownSMP(d *mad.Datagram, in uint8, node ib.GUID) bool {
 	switch {
 	case s.Directed() && s.D:
 		// By LID an answer could enter any switch at any point of a route.
-		if s.Method != mad.MethodGetResp || s.HopPointer == 0 || s.HopPointer > s.HopCount ||
-			s.HopCount > mad.MaxHops || s.InitialPath[s.HopPointer] != in || d.DLID != ib.LIDPermissive {
+		port, ok := s.LeftBy()
+		if !ok || port != in || s.Method != mad.MethodGetResp || d.DLID != ib.LIDPermissive {
 			return false
 		}
 		return s.AttributeID != mad.AttrNodeInfo || s.HopPointer != s.HopCount || node == 0 || isNode(&s, node)
