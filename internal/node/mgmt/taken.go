@@ -49,12 +49,15 @@ func (c configuration) await(ctx context.Context) error {
 		}
 		want := partitionsOf(&d)
 		for read := time.Now(); time.Since(read) < applyRead && ctx.Err() == nil; {
-			if t, swept := n.truth(); swept && t.AppliedTo(want) {
+			t, swept := n.truth()
+			if swept && t.AppliedTo(want) {
 				return missedPorts(&t)
 			}
 			// A master has no truth before its first sweep.
-			if s, err := n.status(); err != nil || s.State != "master" {
-				return notTaken("another manager became the master of the subnet meanwhile")
+			if !swept {
+				if s, err := n.status(); err != nil || s.State != "master" {
+					return notTaken("another manager became the master of the subnet meanwhile")
+				}
 			}
 			select {
 			case <-ctx.Done():
