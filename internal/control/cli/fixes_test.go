@@ -188,7 +188,7 @@ func unknownOpener(text string) string {
 // isWord matches words that may be commands.
 var isWord = regexp.MustCompile(`^[a-z][a-z-]*$`)
 
-// foreign reports whether a flag is that of a program which is not weft.
+// foreign reports whether a flag belongs to a program other than weft.
 func foreign(text, flag string) bool {
 	before, _, _ := strings.Cut(text, flag)
 	i := strings.LastIndexAny(before, ";:,")
@@ -269,7 +269,7 @@ func isFlag(flag string) bool {
 	return false
 }
 
-// cString is a string literal of C, and those that continue it.
+// cString matches a string literal of C with the literals that continue it.
 var cString = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"(?:\s*(?:PRI\w+\s*)?"((?:[^"\\]|\\.)*)")*`)
 
 // ofShim lists the fixes in the strings of the C code.

@@ -29,7 +29,7 @@ type Listener struct {
 	u      *net.UnixListener
 	g      *Guard
 	o      Options
-	name   string                        // of the socket, for people
+	name   string                        // names the socket in messages
 	accept func() (*net.UnixConn, error) // u.AcceptUnix, except in tests
 	failed bool                          // the last accept failed; only the goroutine that accepts uses it
 	closed chan struct{}

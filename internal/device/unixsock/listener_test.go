@@ -123,8 +123,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestNotServed: a connection of a user that the node does not serve is closed at once; that of a socket which explains
-// is closed after a moment, and few of them are open. Neither takes anything from users that the node serves.
+// TestNotServed: a connection of a user that the node does not serve is closed at once. A connection to a socket that
+// explains the refusal is closed after a moment, and few of them are open. Neither takes anything from users that the node serves.
 func TestNotServed(t *testing.T) {
 	var refused []Refusal
 	g := NewGuard(Config{Served: func(int) bool { return false }, Connections: 4,

@@ -31,7 +31,7 @@ const (
 	Joining State = iota + 1
 	// Active: the member takes part.
 	Active
-	// Draining: no new program, guest, IP link or virtual port is accepted; those that are there may end.
+	// Draining: no new program, guest, IP link or virtual port is accepted, and the present ones may end.
 	Draining
 	// Drained: nothing uses the member any more.
 	Drained
