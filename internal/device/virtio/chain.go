@@ -32,10 +32,13 @@ type Chain struct {
 
 	at  []uint64 // GPA of each piece of Write, for log
 	log Log
+	end uint64 // GPA behind the last readable byte, in mem
+	mem Memory
 }
 
-func (c *Chain) reset(head uint16, log Log) {
-	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen, c.at, c.log = head, c.Read[:0], c.Write[:0], 0, 0, c.at[:0], log
+func (c *Chain) reset(head uint16, m Memory, log Log) {
+	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen, c.at = head, c.Read[:0], c.Write[:0], 0, 0, c.at[:0]
+	c.mem, c.log, c.end = m, log, 0
 }
 
 // Pop takes the next element, however it is framed. ok is false where there is
@@ -60,7 +63,7 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 // walk collects the pieces of the element that begins with descriptor d. It reads each descriptor once.
 // most bounds the descriptors and the pieces.
 func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
-	c.reset(head, q.log)
+	c.reset(head, q.mem, q.log)
 	table, size, indirect := q.desc, q.num, false
 	for n, all := uint32(1), 1; ; n, all = n+1, all+1 {
 		if d.flags&abi.DescFlagIndirect != 0 {
@@ -137,7 +140,9 @@ func (c *Chain) add(m Memory, d desc, most int) Fault {
 			return FaultLength
 		}
 		*list = append(*list, b)
-		if write && c.log != nil {
+		if !write {
+			c.end = addr + uint64(len(b))
+		} else if c.log != nil {
 			c.at = append(c.at, addr)
 		}
 		*total += len(b)
@@ -161,6 +166,16 @@ func (c *Chain) ReadAt(p []byte, off int) (n int) {
 		}
 	}
 	return n
+}
+
+// ReadBehind fills p with the guest memory directly behind the last readable byte, which is no part of
+// the element. It returns false if that memory and the last readable byte are not in one region.
+func (c *Chain) ReadBehind(p []byte) bool {
+	if c.ReadLen == 0 {
+		return false
+	}
+	b := c.mem.Prefix(c.end-1, uint64(len(p))+1)
+	return len(b) == len(p)+1 && copy(p, b[1:]) == len(p)
 }
 
 // WriteAt copies p to the writable bytes from offset off on and returns how

@@ -194,7 +194,7 @@ func (q *Packed) Pop(c *Chain) (ok bool, err error) {
 	if !q.available(d.flags) {
 		return false, nil
 	}
-	c.reset(0, q.log)
+	c.reset(0, q.mem, q.log)
 	n, at := uint32(1), q.next
 	for {
 		f := FaultNone
