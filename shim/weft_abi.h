@@ -18,6 +18,7 @@
 /* feature bits of the device */
 #define WEFT_F_CSUM 0
 #define WEFT_F_GUEST_CSUM 1
+#define WEFT_F_CTRL_GUEST_OFFLOADS 2
 #define WEFT_F_MTU 3
 #define WEFT_F_MAC 5
 #define WEFT_F_GUEST_TSO4 7
@@ -51,6 +52,7 @@
 #define WEFT_PF_RARP 2
 #define WEFT_PF_REPLY_ACK 3
 #define WEFT_PF_MTU 4
+#define WEFT_PF_BACKEND_REQ 5
 #define WEFT_PF_CONFIG 9
 #define WEFT_PF_RESET_DEVICE 13
 #define WEFT_PF_CONFIGURE_MEM_SLOTS 15
@@ -89,6 +91,7 @@
 #define WEFT_VU_SET_VRING_ENABLE 18
 #define WEFT_VU_SEND_RARP 19
 #define WEFT_VU_NET_SET_MTU 20
+#define WEFT_VU_SET_BACKEND_REQ_FD 21
 #define WEFT_VU_SET_CONFIG 25
 #define WEFT_VU_RESET_DEVICE 34
 #define WEFT_VU_GET_PROTOCOL_FEATURES 15
@@ -104,6 +107,9 @@
 #define WEFT_VU_SET_RING 0x5703
 #define WEFT_VU_STOP_RING 0x5704
 #define WEFT_VU_PROC_MEM 0x5705
+
+/* vhost-user requests of the device */
+#define WEFT_VU_BACKEND_CONFIG_CHANGE 2
 
 /* flags of SET_RING */
 #define WEFT_RING_CALL 1
@@ -132,6 +138,7 @@
 #define WEFT_CLASS_VLAN 2
 #define WEFT_CLASS_ANNOUNCE 3
 #define WEFT_CLASS_MQ 4
+#define WEFT_CLASS_GUEST_OFFLOADS 5
 #define WEFT_CLASS_ROCE 6
 
 /* control commands */

@@ -25,7 +25,7 @@ func BenchmarkPort(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	d := newDevice(p, alone{}, m)
+	d := newDevice(p, alone{}, m, nil)
 	p.dev = d
 	if err := d.SetFeatures(1 << abi.FeatureVersion1); err != nil {
 		b.Fatal(err)

@@ -5,6 +5,7 @@ package ethdev
 import (
 	"slices"
 
+	"weft/internal/device/virtio"
 	"weft/internal/proto/abi"
 )
 
@@ -26,21 +27,29 @@ const (
 	announceAck = 0
 
 	mqPairsSet = 0
+
+	offloadsSet = 0
 )
 
-// maxCommand bounds a command, maxTable each list of its MAC addresses.
+// maxTable bounds each list of MAC addresses, maxCommand a command with two of them. What is behind maxCommand octets
+// of another command is a part of no structure.
 const (
 	maxTable   = 64
 	maxCommand = abi.CtrlHeaderSize + 2*(4+6*maxTable)
-	// maxCommands is how many commands a turn executes.
-	maxCommands = 16
 )
 
-// control executes commands of the front-ends that hand their control queue
-// over. QEMU and DPDK keep it.
+// A turn spends ctrlBudget on control commands: a command costs ctrlCost and its octets. A driver that posts
+// commands faster than they execute must not keep the lane.
+const (
+	ctrlBudget = 64 << 10
+	ctrlCost   = 4 << 10
+)
+
+// control executes commands of the front-ends that hand their control queue over, in order; QEMU's own virtio-net and
+// DPDK keep it. Commands beyond the budget are left to the next turn.
 func (d *Device) control(v *ring) {
 	c := &d.chain
-	for range maxCommands {
+	for spent := 0; spent < ctrlBudget; {
 		ok, err := v.q.Pop(c)
 		if err != nil {
 			d.broken(v, err)
@@ -51,26 +60,40 @@ func (d *Device) control(v *ring) {
 			break
 		}
 		d.port.Stats.Commands++
-		written := uint32(0)
-		if c.WriteLen > 0 {
-			if d.command == nil {
-				d.command = make([]byte, maxCommand)
-			}
-			ack := [1]byte{abi.AckErr}
-			if c.ReadLen <= maxCommand {
-				ack[0] = d.execute(d.command[:c.ReadAt(d.command, 0)])
-			}
-			if ack[0] != abi.AckOK {
-				d.port.Stats.CommandErrors++
-			}
-			c.WriteAt(ack[:], 0)
-			written = 1
-		} else {
-			d.port.Stats.CommandErrors++ // there is no room for an answer
+		answer, n := d.answer(c)
+		spent += ctrlCost + n
+		if d.dead {
+			return // the command ended the session
 		}
-		v.q.PushUsed(c.Head, written)
+		if len(answer) == 0 || answer[0] != abi.AckOK {
+			d.port.Stats.CommandErrors++
+		}
+		v.q.PushUsed(c.Head, uint32(c.WriteAt(answer, 0)))
 	}
 	d.publish(v)
+}
+
+// answer executes the command in c and returns the answer, nil if there is no room for it, and how many octets of the
+// command were read.
+func (d *Device) answer(c *virtio.Chain) (answer []byte, n int) {
+	if c.WriteLen == 0 {
+		return nil, 0
+	}
+	most := maxCommand
+	if d.hasRoCE() {
+		most = maxRoCECommand
+	}
+	n = min(c.ReadLen, most)
+	if cap(d.command) < n {
+		d.command = make([]byte, n)
+	}
+	b := d.command[:n]
+	c.ReadAt(b, 0)
+	if d.hasRoCE() && n >= abi.CtrlHeaderSize && b[0] == abi.ClassRoCE {
+		return d.roce(b), n
+	}
+	d.ack[0] = d.execute(b)
+	return d.ack[:], n
 }
 
 // execute validates and executes one command.
@@ -82,21 +105,21 @@ func (d *Device) execute(b []byte) (ack uint8) {
 	ok := false
 	switch class {
 	case abi.ClassRX:
-		ok = command <= rxNoBcast && len(data) >= 1 && d.has(abi.FeatureCtrlRX)
+		ok = command <= rxNoBcast && len(data) >= 1 && d.has(abi.FeatureCtrlRX) &&
+			(command < rxAllUni || d.has(abi.FeatureCtrlRXExtra))
 		if ok {
 			d.filter.set(command, data[0] != 0)
 		}
 	case abi.ClassMAC:
 		switch {
 		case command == macAddrSet && len(data) >= 6 && data[0]&1 == 0 && d.has(abi.FeatureCtrlMACAddr):
-			d.port.hear.own = [6]byte(data[:6])
-			d.port.notify()
+			d.port.setMAC([6]byte(data[:6]))
 			ok = true
 		case command == macTableSet && d.has(abi.FeatureCtrlRX):
 			uni, rest, ok1 := macTable(data)
 			multi, _, ok2 := macTable(rest)
 			if ok = ok1 && ok2; ok {
-				d.filter.on = true
+				d.filter.on, d.filter.unicast, d.filter.multicast = true, uni, multi
 				d.port.hear.unicast, d.port.hear.multicast = uni, multi
 				d.port.notify()
 			}
@@ -113,6 +136,14 @@ func (d *Device) execute(b []byte) (ack uint8) {
 				d.active = n
 				d.sort()
 				ok = true
+			}
+		}
+	case abi.ClassGuestOffloads:
+		if command == offloadsSet && len(data) >= 8 && d.has(abi.FeatureCtrlGuestOffloads) {
+			// Bit 55 is GUEST_USO6 to drivers that do not know ROCE: nothing of that kind is ever handed over.
+			mask := le.Uint64(data)
+			if ok = mask&^(guestOffloads|1<<abi.FeatureRoCE) == 0 && mask&^d.features == 0; ok {
+				d.takes = taken(mask)
 			}
 		}
 	}
@@ -141,8 +172,9 @@ func macTable(b []byte) (list [][6]byte, rest []byte, ok bool) {
 
 // filter is the receive filter of a driver that set one.
 type filter struct {
-	on   bool // otherwise all frames pass
-	mode uint8
+	on                 bool // otherwise all frames pass
+	mode               uint8
+	unicast, multicast [][6]byte // beyond the address of the card
 }
 
 func (f *filter) set(command uint8, on bool) {
@@ -156,7 +188,7 @@ func (f *filter) set(command uint8, on bool) {
 func (f *filter) is(command uint8) bool { return f.mode>>command&1 != 0 }
 
 // passes reports whether the filter accepts a frame.
-func (f *filter) passes(frame []byte, h *hearing) bool {
+func (f *filter) passes(frame []byte, own [6]byte) bool {
 	if f.is(rxPromisc) {
 		return true
 	}
@@ -165,7 +197,7 @@ func (f *filter) passes(frame []byte, h *hearing) bool {
 	case to == [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}:
 		return !f.is(rxNoBcast)
 	case to[0]&1 != 0:
-		return !f.is(rxNoMulti) && (f.is(rxAllMulti) || slices.Contains(h.multicast, to))
+		return !f.is(rxNoMulti) && (f.is(rxAllMulti) || slices.Contains(f.multicast, to))
 	}
-	return !f.is(rxNoUni) && (f.is(rxAllUni) || to == h.own || slices.Contains(h.unicast, to))
+	return !f.is(rxNoUni) && (f.is(rxAllUni) || to == own || slices.Contains(f.unicast, to))
 }

@@ -13,9 +13,8 @@ import (
 	"weft/internal/proto/ether"
 )
 
-// offered are the feature bits of every port. Those of RoCE are not, nor is any
-// that shares a bit with them: this is the half without.
-const offered = 1<<abi.FeatureCsum | 1<<abi.FeatureGuestCsum | 1<<abi.FeatureMTU | 1<<abi.FeatureMAC |
+// offered are the feature bits of a card without a RoCE half.
+const offered = 1<<abi.FeatureCsum | 1<<abi.FeatureGuestCsum | 1<<abi.FeatureCtrlGuestOffloads | 1<<abi.FeatureMTU | 1<<abi.FeatureMAC |
 	1<<abi.FeatureGuestTSO4 | 1<<abi.FeatureGuestTSO6 | 1<<abi.FeatureGuestECN |
 	1<<abi.FeatureHostTSO4 | 1<<abi.FeatureHostTSO6 | 1<<abi.FeatureHostECN | 1<<abi.FeatureHostUSO |
 	1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureStatus | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureCtrlRXExtra |
@@ -31,6 +30,7 @@ type Device struct {
 	port *Port
 	s    session
 	mem  memory
+	half RoCE // nil: an Ethernet device
 
 	// The lane's.
 	features  uint64
@@ -45,6 +45,7 @@ type Device struct {
 	chain     virtio.Chain
 	header    [headerLen]byte
 	command   []byte
+	ack       [1]byte
 	filter    filter
 	steer     [256]uint8 // by flow, the queue pair it was last sent on, plus 1
 	dead      bool
@@ -80,57 +81,84 @@ type ring struct {
 	touched bool
 }
 
-func newDevice(p *Port, s session, m memory) *Device {
-	return &Device{port: p, s: s, mem: m, rings: make([]*ring, 2*p.cfg.Pairs+1)}
+func newDevice(p *Port, s session, m memory, half RoCE) *Device {
+	return &Device{port: p, s: s, mem: m, half: half, rings: make([]*ring, 2*p.cfg.Pairs+1)}
 }
 
 func (d *Device) do(f func()) error { return d.port.cfg.Lane.Do(f) }
 
 // Features implements vhost.Registers.
-func (d *Device) Features() uint64 { return offered }
+func (d *Device) Features() uint64 {
+	if d.half != nil {
+		return roceOffered
+	}
+	return offered
+}
 
 // Config implements vhost.Registers.
-func (d *Device) Config() abi.Config { return *d.port.shown.Load() }
+func (d *Device) Config() abi.Config {
+	c := *d.port.shown.Load()
+	if d.half != nil {
+		c.MaxRDMAQPs, c.MaxRDMACQs = d.half.Limits()
+	}
+	return c
+}
 
-// Rings implements vhost.Rings.
-func (d *Device) Rings() int { return len(d.rings) }
+// Rings implements vhost.Rings. It counts the rings of the RoCE half, and those of all queue pairs: front-ends name
+// rings before the driver negotiates.
+func (d *Device) Rings() int {
+	if d.half != nil {
+		qps, cqs := d.half.Limits()
+		return cardRings(d.port.cfg.Pairs, qps, cqs)
+	}
+	return len(d.rings)
+}
 
 // SetFeatures implements vhost.Registers. Front-ends with a control queue of their
 // own do not pass its bit, so dependencies on it are not enforced.
 func (d *Device) SetFeatures(f uint64) error {
 	return d.do(func() {
-		d.features, d.takes = f, 0
+		d.features, d.takes = f, taken(f)
 		d.mergeable = f&(1<<abi.FeatureMrgRxbuf) != 0
-		for bit, t := range map[int]ether.Features{abi.FeatureGuestCsum: ether.FeatureCsum,
-			abi.FeatureGuestTSO4: ether.FeatureTSO4,
-			abi.FeatureGuestTSO6: ether.FeatureTSO6, abi.FeatureGuestECN: ether.FeatureECN} {
-			if f&(1<<bit) != 0 {
-				d.takes |= t
-			}
-		}
-		if d.takes&ether.FeatureCsum == 0 {
-			d.takes = 0 // the other rings need it
-		}
 		d.active = 0
 		if f&(1<<abi.FeatureMQ) != 0 && d.hasControl() {
 			d.active = 1
 		}
 		d.filter = filter{}
+		d.begin()
 		d.sort()
 	})
 }
 
+// guestOffloads are the features by which a driver accepts offloads in frames that it receives.
+const guestOffloads = 1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4 | 1<<abi.FeatureGuestTSO6 | 1<<abi.FeatureGuestECN
+
+// taken returns what may be left to be done with a frame for a driver that accepts the offloads in mask.
+func taken(mask uint64) (t ether.Features) {
+	if mask&(1<<abi.FeatureGuestCsum) == 0 {
+		return 0 // the other offloads need it
+	}
+	t = ether.FeatureCsum
+	if mask&(1<<abi.FeatureGuestTSO4) != 0 {
+		t |= ether.FeatureTSO4
+	}
+	if mask&(1<<abi.FeatureGuestTSO6) != 0 {
+		t |= ether.FeatureTSO6
+	}
+	if mask&(1<<abi.FeatureGuestECN) != 0 {
+		t |= ether.FeatureECN
+	}
+	return t
+}
+
 func (d *Device) hasControl() bool { return d.features&(1<<abi.FeatureCtrlVQ) != 0 }
 
-// controlRing is the number of the control queue, -1 where there is none.
+// controlRing is the number of the control queue, -1 if there is none.
 func (d *Device) controlRing() int {
-	switch {
-	case !d.hasControl():
+	if !d.hasControl() {
 		return -1
-	case d.features&(1<<abi.FeatureMQ) != 0:
-		return 2 * d.port.cfg.Pairs
 	}
-	return 2
+	return 2 * d.pairs()
 }
 
 // SetStatus implements vhost.Registers. After a reset no ring is accessed, although the front-end still
@@ -158,6 +186,10 @@ func (d *Device) kicks(i int) bool { return i%2 == 1 || i == d.controlRing() }
 // SetRing implements vhost.Rings.
 func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 	e := d.do(func() {
+		if i >= len(d.rings) || d.hasRoCE() && i > d.controlRing() {
+			err = fmt.Errorf("ring %d is not of the Ethernet half: %w", i, unix.EINVAL)
+			return
+		}
 		if r.Kick == nil && d.kicks(i) {
 			err = fmt.Errorf("ring %d without a kick: %w", i, unix.EINVAL)
 			return

@@ -36,6 +36,7 @@ type world struct {
 	port []*port
 
 	forget time.Duration // of the ports
+	half   ethdev.RoCE   // of the next session; nil: none
 }
 
 type port struct {
@@ -86,7 +87,7 @@ func newWorldOf(t testing.TB, sockets int, forget time.Duration) *world {
 		}
 		p.Server, err = vhost.Listen(p.path, 0o600, vhost.Config{
 			New: func(s *vhost.Session) (vhost.Device, error) {
-				d, err := p.Attach(s)
+				d, err := p.AttachCard(s, w.half)
 				if err != nil {
 					return vhost.Device{}, err
 				}

@@ -61,7 +61,7 @@ func FuzzGuest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := newDevice(p, alone{}, m)
+		d := newDevice(p, alone{}, m, nil)
 		p.dev = d
 		mode := u8()
 		features := uint64(1 << abi.FeatureVersion1)

@@ -443,61 +443,6 @@ func TestForgetting(t *testing.T) {
 	}
 }
 
-// TestControl: every command that is none, or is not negotiated, is answered with an
-// error.
-func TestControl(t *testing.T) {
-	w := newWorld(t, 1)
-	g := w.guest(0, ethdevtest.Options{Features: mrg | mq, Control: true, Pairs: 4})
-	for _, c := range []struct {
-		class, command uint8
-		data           []byte
-		want           uint8
-	}{
-		{abi.ClassMQ, 0, []byte{2, 0}, 0}, {abi.ClassMQ, 0, []byte{4, 0}, 0}, {abi.ClassMQ, 0, []byte{0, 0},
-			1}, {abi.ClassMQ, 0, []byte{5, 0}, 1},
-		{abi.ClassMQ, 0, []byte{1}, 1}, {abi.ClassMQ, 1, []byte{1, 0}, 1},
-		{abi.ClassRX, 0, []byte{1}, 1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0, 1}, 1}, {abi.ClassVLAN, 0,
-			[]byte{1, 0}, 1}, {abi.ClassAnnounce, 0, nil, 1},
-		{abi.ClassRoCE, 0, nil, 1}, {200, 0, nil, 1}, {abi.ClassMAC, 0, make([]byte, 600), 1}, {abi.ClassMAC, 0,
-			make([]byte, 4000), 1},
-	} {
-		if ack, err := g.Command(c.class, c.command, c.data); err != nil || ack != c.want {
-			t.Errorf("%+v: ack %d, %v", c, ack, err)
-		}
-	}
-	// Without room for an answer, and without a command.
-	g.CVQ.Raw([]virtiotest.Buf{{GPA: g.Mem.Base, Len: 2}}, nil)
-	g.CVQ.Raw(nil, []virtiotest.Buf{{GPA: g.Mem.Base + 1<<20, Len: 1}})
-	if err := g.CVQ.Done(); err != nil {
-		t.Fatal(err)
-	}
-	if s := w.stats(0); s.Commands != 16 || s.CommandErrors != 14 {
-		t.Errorf("%d commands, %d errors", s.Commands, s.CommandErrors)
-	}
-	all := uint64(1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlRXExtra | 1<<abi.FeatureCtrlMACAddr | 1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureGuestAnnounce)
-	w = newWorld(t, 1)
-	g = w.guest(0, ethdevtest.Options{Features: mrg | all, Control: true})
-	for _, c := range []struct {
-		class, command uint8
-		data           []byte
-		want           uint8
-	}{
-		{abi.ClassRX, 0, []byte{1}, 0}, {abi.ClassRX, 5, []byte{0}, 0}, {abi.ClassRX, 6, []byte{0}, 1}, {abi.ClassRX,
-			0, nil, 1},
-		{abi.ClassVLAN, 0, []byte{1, 0}, 0}, {abi.ClassVLAN, 1, []byte{1, 0}, 0}, {abi.ClassVLAN, 0, []byte{0, 0x10},
-			1}, {abi.ClassVLAN, 2, []byte{1, 0}, 1},
-		{abi.ClassAnnounce, 0, nil, 0}, {abi.ClassAnnounce, 1, nil, 1},
-		{abi.ClassMAC, 0, make([]byte, 8), 0}, {abi.ClassMAC, 0, make([]byte, 7), 1}, {abi.ClassMAC, 0,
-			[]byte{65, 0, 0, 0}, 1},
-		{abi.ClassMAC, 0, []byte{0xff, 0xff, 0xff, 0xff}, 1}, {abi.ClassMAC, 1, []byte{3, 0, 0, 0, 0, 1},
-			1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0}, 1},
-	} {
-		if ack, err := g.Command(c.class, c.command, c.data); err != nil || ack != c.want {
-			t.Errorf("%+v: ack %d, %v", c, ack, err)
-		}
-	}
-}
-
 // flowFrame is a UDP frame of a flow.
 func flowFrame(src, dst byte, sport, dport uint16) []byte {
 	f := frame(80, 1)

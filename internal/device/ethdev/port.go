@@ -126,6 +126,14 @@ func (p *Port) show(mtu int, carrier bool) {
 	p.shown.Store(c)
 }
 
+// setMAC makes mac the guest's own address, which the configuration space then shows.
+func (p *Port) setMAC(mac [6]byte) {
+	c := *p.shown.Load()
+	p.hear.own, c.MAC = mac, mac
+	p.shown.Store(&c)
+	p.notify()
+}
+
 // statusLinkUp is VIRTIO_NET_S_LINK_UP.
 const statusLinkUp = 1
 
@@ -216,13 +224,15 @@ const takeover = 2 * time.Second
 
 // Attach makes the device of a session; it is what vhost.Config.New is to
 // call. A port has one front-end at a time.
-func (p *Port) Attach(s *vhost.Session) (*Device, error) {
+func (p *Port) Attach(s *vhost.Session) (*Device, error) { return p.attach(s, nil) }
+
+func (p *Port) attach(s *vhost.Session, half RoCE) (*Device, error) {
 	select {
 	case p.busy <- struct{}{}:
 	case <-time.After(takeover):
 		return nil, fmt.Errorf("the port is in use by another front-end")
 	}
-	d := newDevice(p, s, s.Mem())
+	d := newDevice(p, s, s.Mem(), half)
 	if err := p.cfg.Lane.Do(func() {
 		p.dev = d
 		p.front++

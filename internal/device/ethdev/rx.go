@@ -22,7 +22,7 @@ func (d *Device) write(frames [][]byte, off []ether.Offload) (dropped int) {
 			dropped++
 			continue
 		}
-		if d.filter.on && !d.filter.passes(f, &d.port.hear) {
+		if d.filter.on && !d.filter.passes(f, d.port.hear.own) {
 			d.port.Stats.RxFiltered++
 			continue // the filter dropped it
 		}

@@ -11,34 +11,35 @@ const (
 
 // Feature bits of the device.
 const (
-	FeatureCsum          = 0
-	FeatureGuestCsum     = 1
-	FeatureMTU           = 3
-	FeatureMAC           = 5
-	FeatureGuestTSO4     = 7
-	FeatureGuestTSO6     = 8
-	FeatureGuestECN      = 9
-	FeatureHostTSO4      = 11
-	FeatureHostTSO6      = 12
-	FeatureHostECN       = 13
-	FeatureMrgRxbuf      = 15
-	FeatureStatus        = 16
-	FeatureCtrlVQ        = 17
-	FeatureCtrlRX        = 18
-	FeatureCtrlVLAN      = 19
-	FeatureCtrlRXExtra   = 20
-	FeatureGuestAnnounce = 21
-	FeatureMQ            = 22
-	FeatureCtrlMACAddr   = 23
-	FeatureLogAll        = 26
-	FeatureIndirect      = 28
-	FeatureEventIdx      = 29
-	FeatureProtocol      = 30
-	FeatureVersion1      = 32
-	FeaturePacked        = 34
-	FeatureRingReset     = 40
-	FeatureRoCE          = 55
-	FeatureHostUSO       = 56
+	FeatureCsum              = 0
+	FeatureGuestCsum         = 1
+	FeatureCtrlGuestOffloads = 2
+	FeatureMTU               = 3
+	FeatureMAC               = 5
+	FeatureGuestTSO4         = 7
+	FeatureGuestTSO6         = 8
+	FeatureGuestECN          = 9
+	FeatureHostTSO4          = 11
+	FeatureHostTSO6          = 12
+	FeatureHostECN           = 13
+	FeatureMrgRxbuf          = 15
+	FeatureStatus            = 16
+	FeatureCtrlVQ            = 17
+	FeatureCtrlRX            = 18
+	FeatureCtrlVLAN          = 19
+	FeatureCtrlRXExtra       = 20
+	FeatureGuestAnnounce     = 21
+	FeatureMQ                = 22
+	FeatureCtrlMACAddr       = 23
+	FeatureLogAll            = 26
+	FeatureIndirect          = 28
+	FeatureEventIdx          = 29
+	FeatureProtocol          = 30
+	FeatureVersion1          = 32
+	FeaturePacked            = 34
+	FeatureRingReset         = 40
+	FeatureRoCE              = 55
+	FeatureHostUSO           = 56
 )
 
 // Vhost-user protocol feature bits.
@@ -48,6 +49,7 @@ const (
 	ProtoRARP              = 2
 	ProtoReplyAck          = 3
 	ProtoMTU               = 4
+	ProtoBackendReq        = 5
 	ProtoConfig            = 9
 	ProtoResetDevice       = 13
 	ProtoConfigureMemSlots = 15
@@ -92,6 +94,7 @@ const (
 	ReqSetVringEnable      = 18
 	ReqSendRARP            = 19
 	ReqNetSetMTU           = 20
+	ReqSetBackendReqFD     = 21
 	ReqSetConfig           = 25
 	ReqResetDevice         = 34
 	ReqGetProtocolFeatures = 15
@@ -107,6 +110,11 @@ const (
 	ReqSetRing             = 0x5703
 	ReqStopRing            = 0x5704
 	ReqProcMem             = 0x5705
+)
+
+// Vhost-user requests of the device.
+const (
+	BackendConfigChange = 2
 )
 
 // Flags of SET_RING.
@@ -138,12 +146,13 @@ const (
 
 // Control command classes.
 const (
-	ClassRX       = 0
-	ClassMAC      = 1
-	ClassVLAN     = 2
-	ClassAnnounce = 3
-	ClassMQ       = 4
-	ClassRoCE     = 6
+	ClassRX            = 0
+	ClassMAC           = 1
+	ClassVLAN          = 2
+	ClassAnnounce      = 3
+	ClassMQ            = 4
+	ClassGuestOffloads = 5
+	ClassRoCE          = 6
 )
 
 // Control commands.

@@ -367,6 +367,22 @@ func (q *Queue) Done() error {
 	}
 }
 
+// Reap waits until the device has used an element, and returns how many octets of it were written.
+func (q *Queue) Reap() (written uint32, err error) {
+	for end := time.Now().Add(vhosttest.Limit); ; {
+		if _, n, ok := q.elements.Reap(); ok {
+			return n, nil
+		}
+		q.calls.Listen()
+		if _, n, ok := q.elements.Reap(); ok {
+			return n, nil
+		}
+		if !Await(q.Call, time.Until(end)) {
+			return 0, fmt.Errorf("ring %d: no element is used", q.Index)
+		}
+	}
+}
+
 // Received is a frame as the guest got it.
 type Received struct {
 	Frame   []byte

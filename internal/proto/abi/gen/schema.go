@@ -565,7 +565,8 @@ type constGroup struct {
 var constants = []constGroup{
 	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 2}}},
 	{"feature bits of the device", "", []constant{
-		{"F_CSUM", "FeatureCsum", 0}, {"F_GUEST_CSUM", "FeatureGuestCsum", 1}, {"F_MTU", "FeatureMTU", 3}, {"F_MAC",
+		{"F_CSUM", "FeatureCsum", 0}, {"F_GUEST_CSUM", "FeatureGuestCsum", 1},
+		{"F_CTRL_GUEST_OFFLOADS", "FeatureCtrlGuestOffloads", 2}, {"F_MTU", "FeatureMTU", 3}, {"F_MAC",
 			"FeatureMAC", 5},
 		{"F_GUEST_TSO4", "FeatureGuestTSO4", 7}, {"F_GUEST_TSO6", "FeatureGuestTSO6", 8}, {"F_GUEST_ECN",
 			"FeatureGuestECN", 9},
@@ -583,7 +584,8 @@ var constants = []constGroup{
 		{"F_RING_RESET", "FeatureRingReset", 40}, {"F_ROCE", "FeatureRoCE", 55}, {"F_HOST_USO", "FeatureHostUSO", 56}}},
 	{"vhost-user protocol feature bits", "", []constant{
 		{"PF_MQ", "ProtoMQ", 0}, {"PF_LOG_SHMFD", "ProtoLogShmFD", 1}, {"PF_RARP", "ProtoRARP", 2},
-		{"PF_REPLY_ACK", "ProtoReplyAck", 3}, {"PF_MTU", "ProtoMTU", 4}, {"PF_CONFIG", "ProtoConfig", 9},
+		{"PF_REPLY_ACK", "ProtoReplyAck", 3}, {"PF_MTU", "ProtoMTU", 4},
+		{"PF_BACKEND_REQ", "ProtoBackendReq", 5}, {"PF_CONFIG", "ProtoConfig", 9},
 		{"PF_RESET_DEVICE", "ProtoResetDevice", 13}, {"PF_CONFIGURE_MEM_SLOTS", "ProtoConfigureMemSlots", 15},
 		{"PF_STATUS", "ProtoStatus", 16}, {"PF_WEFT", "ProtoWeft", 56}}},
 	{"bits of the device status", "", []constant{
@@ -601,7 +603,8 @@ var constants = []constGroup{
 		{"VU_GET_VRING_BASE", "ReqGetVringBase", 11}, {"VU_SET_VRING_KICK", "ReqSetVringKick", 12},
 		{"VU_SET_VRING_CALL", "ReqSetVringCall", 13}, {"VU_SET_VRING_ERR", "ReqSetVringErr", 14},
 		{"VU_GET_QUEUE_NUM", "ReqGetQueueNum", 17}, {"VU_SET_VRING_ENABLE", "ReqSetVringEnable", 18},
-		{"VU_SEND_RARP", "ReqSendRARP", 19}, {"VU_NET_SET_MTU", "ReqNetSetMTU", 20}, {"VU_SET_CONFIG", "ReqSetConfig",
+		{"VU_SEND_RARP", "ReqSendRARP", 19}, {"VU_NET_SET_MTU", "ReqNetSetMTU", 20},
+		{"VU_SET_BACKEND_REQ_FD", "ReqSetBackendReqFD", 21}, {"VU_SET_CONFIG", "ReqSetConfig",
 			25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
 		{"VU_GET_PROTOCOL_FEATURES", "ReqGetProtocolFeatures", 15},
 		{"VU_SET_PROTOCOL_FEATURES", "ReqSetProtocolFeatures", 16}, {"VU_GET_CONFIG", "ReqGetConfig", 24},
@@ -611,6 +614,7 @@ var constants = []constGroup{
 		{"VU_HELLO", "ReqHello", 0x5701}, {"VU_SET_DOORBELL", "ReqSetDoorbell", 0x5702},
 		{"VU_SET_RING", "ReqSetRing", 0x5703}, {"VU_STOP_RING", "ReqStopRing", 0x5704},
 		{"VU_PROC_MEM", "ReqProcMem", 0x5705}}},
+	{"vhost-user requests of the device", "", []constant{{"VU_BACKEND_CONFIG_CHANGE", "BackendConfigChange", 2}}},
 	{"flags of SET_RING", "", []constant{{"RING_CALL", "RingCall", 1}, {"RING_MOVE", "RingMove", 2}}},
 	{"limits", "", []constant{
 		{"MAX_MEM_REGIONS", "MaxMemRegions", 256}, {"MAX_OBJECT_RINGS", "MaxObjectRings", 16384},
@@ -624,7 +628,7 @@ var constants = []constGroup{
 	{"control command classes", "", []constant{
 		{"CLASS_RX", "ClassRX", 0}, {"CLASS_MAC", "ClassMAC", 1}, {"CLASS_VLAN", "ClassVLAN", 2}, {"CLASS_ANNOUNCE",
 			"ClassAnnounce", 3},
-		{"CLASS_MQ", "ClassMQ", 4}, {"CLASS_ROCE", "ClassRoCE", 6}}},
+		{"CLASS_MQ", "ClassMQ", 4}, {"CLASS_GUEST_OFFLOADS", "ClassGuestOffloads", 5}, {"CLASS_ROCE", "ClassRoCE", 6}}},
 	{"control commands", "Cmd", []constant{
 		{"CMD_QUERY_DEVICE", "CmdQueryDevice", 0}, {"CMD_QUERY_PORT", "CmdQueryPort", 1},
 		{"CMD_CREATE_CQ", "CmdCreateCQ", 2}, {"CMD_DESTROY_CQ", "CmdDestroyCQ", 3},
