@@ -289,38 +289,14 @@ func (r *running) address(t testing.TB) (ib.GID, uint8) {
 func pair(t testing.TB, typ ib.QPType, a, b *client) {
 	t.Helper()
 	for _, c := range []*client{a, b} {
-		before := c.numbers()
 		q, err := c.CreateQP(t, vhosttest.QPOptions{Type: typ, PD: c.pd, Send: c.cq, Recv: c.cq})
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.qp = q
-		if c.Opt.Plain {
-			// A driver with addresses of its own computes its numbers on the wire from replies; this
-			// one queries them.
-			for n := range c.numbers() {
-				if !before[n] {
-					q.Wire = n
-				}
-			}
-		}
 	}
 	a.connect(b)
 	b.connect(a)
-}
-
-// numbers returns the numbers of all queue pairs of the node.
-func (c *client) numbers() map[ib.QPN]bool {
-	c.t.Helper()
-	res, err := api.Get(context.Background(), c.r.cli, api.GetResources)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	list := map[ib.QPN]bool{}
-	for _, q := range res.QPs {
-		list[ib.QPN(q.LQPN)] = true
-	}
-	return list
 }
 
 // connect takes a client's queue pair to RTS towards that of peer.

@@ -41,7 +41,7 @@ func TestTraffic(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := run(t, func(cfg *config.Config) { cfg.WireLocal, cfg.Lanes = c.wire, c.lanes })
-			a, b := r.client(t, c.o), r.client(t, c.o)
+			a, b := r.client(t, c.o), r.client(t, vhosttest.Options{})
 			for _, typ := range []ib.QPType{ib.RC, ib.UC} {
 				pair(t, typ, a, b)
 				for i, n := range []int{1, 1024, 1025, 40000, 64 << 10} {
@@ -84,7 +84,7 @@ func TestNothingLeaks(t *testing.T) {
 	once := func(i int) {
 		t.Run("", func(t *testing.T) {
 			o := vhosttest.Options{Plain: i%3 == 2, ProcMem: i%3 == 1}
-			a, b := r.client(t, o), r.client(t, o)
+			a, b := r.client(t, o), r.client(t, vhosttest.Options{ProcMem: o.ProcMem})
 			pair(t, ib.RC, a, b)
 			mustWrite(t, a, b, byte(i), 1000)
 			if i%2 == 0 {
@@ -375,6 +375,32 @@ func TestVanish(t *testing.T) {
 	}
 }
 
+// TestOnePlainFrontEnd: a function serves one plain front-end at a time, which knows its queue pairs by their numbers on
+// the wire; another one is refused, and finds the place free when the first has gone.
+func TestOnePlainFrontEnd(t *testing.T) {
+	r := run(t, nil)
+	t.Run("", func(t *testing.T) {
+		a := r.client(t, vhosttest.Options{Plain: true})
+		q, err := a.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: a.pd, Send: a.cq, Recv: a.cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := api.Get(context.Background(), r.cli, api.GetResources)
+		if err != nil || len(res.QPs) != 1 || uint32(res.QPs[0].LQPN) != q.Num {
+			t.Fatalf("CREATE_QP returned %d, the node has %+v, %v", q.Num, res.QPs, err)
+		}
+		lines := r.logs.count("serves one at a time")
+		if _, err := vhosttest.Connect(t, r.socket(), vhosttest.Options{Plain: true}); err == nil {
+			t.Error("a second plain front-end was accepted")
+		}
+		eventually(t, "the refusal is in the log", func() bool { return r.logs.count("serves one at a time") > lines })
+		a.qp = q
+		a.qp.To(ib.Err) // it is still served
+	})
+	eventually(t, "the first has gone", func() bool { return len(r.status().Sessions) == 0 })
+	r.client(t, vhosttest.Options{Plain: true})
+}
+
 // TestReset: a reset destroys a plain driver's objects and nothing else.
 func TestReset(t *testing.T) {
 	r := run(t, nil)
@@ -527,7 +553,7 @@ func TestStateUnderTraffic(t *testing.T) {
 	for i := range 20 {
 		t.Run("", func(t *testing.T) {
 			o := vhosttest.Options{Plain: i%3 == 2, ProcMem: i%3 == 1}
-			a, b := r.client(t, o), r.client(t, o)
+			a, b := r.client(t, o), r.client(t, vhosttest.Options{ProcMem: o.ProcMem})
 			pair(t, ib.RC, a, b)
 			mustWrite(t, a, b, byte(i), 3000)
 			if o.Plain {

@@ -59,9 +59,6 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 	if c.d.ext&extVerbs != 0 {
 		w.SL, w.SLID, w.DLIDPathBits, w.PKeyIndex = e.SL, e.SLID, e.PathBits, e.PKeyIndex
 	}
-	if !c.d.cfg.Verbs {
-		w.QPN = hca.Slot(e.QPN) // a plain driver has no other number of the pair
-	}
 	w.Put(el.Data)
 	c.vq.PushElem(el, abi.CQESize)
 	c.pending = true

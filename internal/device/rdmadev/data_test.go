@@ -56,7 +56,7 @@ func testConnected(t *testing.T, verbs bool, typ ib.QPType) {
 		a.cq.expect(ok(id)...)
 		e := b.cq.expect(ok(id)...)[0]
 		if !bytes.Equal(b.mem[:n], src) || e.ByteLen != uint32(n) || e.Flags != ib.WCWithImm ||
-			e.Imm != [4]byte{1, 2, 3, 4} || e.QPN != b.told || e.Opcode != abi.WireWCOp(ib.WCRecv) {
+			e.Imm != [4]byte{1, 2, 3, 4} || e.QPN != b.wire || e.Opcode != abi.WireWCOp(ib.WCRecv) {
 			t.Fatalf("send of %d bytes: %+v", n, e)
 		}
 		clean(n)
@@ -67,7 +67,7 @@ func testConnected(t *testing.T, verbs bool, typ ib.QPType) {
 		s.SetRDMA(b.at, b.mr.RKey)
 		a.post(s, list, nil)
 		a.kick()
-		if e := a.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCWrite) || e.QPN != a.told {
+		if e := a.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCWrite) || e.QPN != a.wire {
 			t.Fatalf("write: %+v", e)
 		}
 		if !bytes.Equal(b.mem[:n], src) {
@@ -294,8 +294,8 @@ func TestMalformed(t *testing.T) {
 				a.kick()
 				f.run()
 				for _, e := range a.cq.expect(done{7, c.status}, done{8, ib.WRFlushErr}) {
-					if e.QPN != a.told {
-						t.Errorf("qp_num %d of a failed request, want %d", e.QPN, a.told)
+					if e.QPN != a.wire {
+						t.Errorf("qp_num %d of a failed request, want %d", e.QPN, a.wire)
 					}
 				}
 				if n, _ := a.outstanding(); n != 0 || a.d.fault != nil {
@@ -314,7 +314,7 @@ func TestMalformed(t *testing.T) {
 			_, a, _ = pair(t, verbs, ib.RC)
 			a.raw(make([]byte, n))
 			a.kick()
-			if e := a.cq.expect(done{0, ib.LocQPOpErr}); e[0].QPN != a.told || e[0].Opcode != 0 {
+			if e := a.cq.expect(done{0, ib.LocQPOpErr}); e[0].QPN != a.wire || e[0].Opcode != 0 {
 				t.Fatalf("%d bytes: %+v", n, e)
 			}
 			if n > 3 && n < abi.SQSize-3 && testing.Short() {
@@ -565,7 +565,7 @@ func TestReset(t *testing.T) {
 		f.run()
 		var sends, recvs []uint64
 		for _, e := range a.cq.poll() {
-			if e.Status != abi.WireStatus(ib.WRFlushErr) || e.QPN != a.told {
+			if e.Status != abi.WireStatus(ib.WRFlushErr) || e.QPN != a.wire {
 				t.Errorf("%+v", e)
 			}
 			if e.WRID < 10 {

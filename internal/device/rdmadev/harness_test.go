@@ -29,6 +29,7 @@ type fabric struct {
 	lane       *hca.Lane
 	clock      mono.Time
 	privileged bool // of drivers made from now on
+	owned      bool // a driver owns the adapter; other plain ones have numbers as programs have
 }
 
 // noLink refuses to be used: these tests stay within the node.
@@ -152,6 +153,7 @@ type driver struct {
 	buf   uint64 // of control commands
 	ans   uint64
 	fault error // why the device ended the session
+	owner bool  // its handles of queue pairs are numbers on the wire
 }
 
 const (
@@ -185,7 +187,11 @@ func (d *driver) open() {
 		Now:   func() mono.Time { return f.clock },
 		Log:   slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
 		Fail: func(err error) { d.fault = err }})
-	if err := f.adapter.Attach(d.dev.Session()); err != nil {
+	attach := f.adapter.Attach
+	if d.owner || !verbs && !f.owned {
+		attach, d.owner, f.owned = f.adapter.AttachOwner, true, true
+	}
+	if err := attach(d.dev.Session()); err != nil {
 		f.t.Fatal(err)
 	}
 	if d.ctrl == nil {
@@ -206,6 +212,9 @@ func (d *driver) open() {
 
 // close ends the client's session, as its disconnection does.
 func (d *driver) close() {
+	if d.owner {
+		d.f.owned, d.owner = false, false
+	}
 	d.f.adapter.Detach(d.dev.Session())
 	d.dev.Close()
 }
@@ -478,7 +487,6 @@ type qp struct {
 	d          *driver
 	num        uint32
 	wire       ib.QPN
-	told       ib.QPN // what completions call it
 	typ        ib.QPType
 	form       *abi.SendForm
 	send, recv *ring
@@ -513,11 +521,13 @@ func (d *driver) qp(o qpOpt) *qp {
 	b := d.must(abi.CmdCreateQP, m.Append(nil), size)
 	if d.verbs {
 		r := parse(d, b, abi.ParseCreateQPResultEx)
-		q.num, q.wire, q.told = r.QPN, r.WireQPN, r.WireQPN
+		q.num, q.wire = r.QPN, r.WireQPN
 	} else {
 		q.num = parse(d, b, abi.ParseCreateQPResult).QPN
 		q.wire = ib.QPN(uint32(d.dev.Session().Number())<<14 | q.num)
-		q.told = ib.QPN(q.num)
+		if d.owner && q.wire != ib.QPN(q.num) {
+			d.t.Fatalf("CREATE_QP returned %d, on the wire it is %d", q.num, q.wire)
+		}
 	}
 	if !o.unattached {
 		q.send = d.start(3 + maxCQ + 2*q.num)

@@ -129,7 +129,12 @@ func (d *Session) SetFeatures(f uint64) error {
 	if f&need != need {
 		return fmt.Errorf("features %#x lack some of %#x: %w", f, uint64(need), unix.EINVAL)
 	}
-	return d.device()
+	err := d.device()
+	if err != nil {
+		// The front-end learns no more than that FEATURES_OK is clear.
+		d.r.Complain("front-end refused", "session", d.serial, "pid", d.pid, "program", d.comm, "why", err)
+	}
+	return err
 }
 
 // SetStatus implements vhost.Registers.
@@ -318,10 +323,24 @@ func (d *Session) renew() error {
 	if old != nil {
 		d.part(old)
 	}
+	attach := d.adapter.Attach
+	if !d.verbs {
+		attach = d.adapter.AttachOwner
+	}
 	d.r.mu.Lock()
-	err := d.adapter.Attach(dev.Session())
-	d.Dev = dev
+	err := attach(dev.Session())
+	if err == nil {
+		d.Dev = dev
+	}
 	d.r.mu.Unlock()
+	if err == nil {
+		return nil
+	}
+	dev.Close() // the session stays without a device, or with one that is closed
+	if errors.Is(err, hca.ErrOwned) {
+		return fmt.Errorf("%s has a front-end without WEFT_HELLO already, and serves one at a time: %w", d.adapter.Name,
+			unix.EBUSY)
+	}
 	return err
 }
 

@@ -97,8 +97,15 @@ func (a *Adapter) SetPort(p *Port) {
 // ErrNoSession is returned when every session number is taken.
 var ErrNoSession = errors.New("no session number free")
 
-// Attach gives s a number, from which its queue pair numbers follow. Calls of
-// Attach and Detach must not overlap: the node serialises them. Numbers are
+// ErrOwned is returned when another session owns the function (AttachOwner).
+var ErrOwned = errors.New("the function has a session that knows queue pairs by their numbers on the wire already")
+
+// ownerNumber is the number of the session that owns a function: the numbers of its queue pairs on the wire are the
+// handles that CREATE_QP returns.
+const ownerNumber = 0
+
+// Attach gives s a number from 1 on, from which its queue pair numbers follow. Calls of
+// Attach, AttachOwner and Detach must not overlap: the node serialises them. Numbers are
 // used in turn, so that one is not reused soon.
 func (a *Adapter) Attach(s *Session) error {
 	if a.Sessions() >= a.Limits().Sessions {
@@ -106,18 +113,13 @@ func (a *Adapter) Attach(s *Session) error {
 	}
 	old := a.sessions.Load()
 	for i := range maxSessions {
-		n := (a.next + i) % maxSessions
-		if n == 0 && s.num == 0 {
-			// Number 0 is for a function with addresses of its own.
-			continue
-		}
-		if old[n] == nil {
+		if n := (a.next + i) % maxSessions; n != ownerNumber && old[n] == nil {
 			a.assignNumber(s, n)
 			return nil
 		}
 	}
 	for n, o := range old {
-		if o != nil && o.orphaned.Load() {
+		if n != ownerNumber && o != nil && o.orphaned.Load() {
 			a.assignNumber(s, n)
 			return nil
 		}
@@ -125,11 +127,26 @@ func (a *Adapter) Attach(s *Session) error {
 	return ErrNoSession
 }
 
+// AttachOwner gives s the number with which the handles of its queue pairs are their numbers on the wire, as a driver
+// of the RFC requires. A function has one such session at a time: ErrOwned.
+func (a *Adapter) AttachOwner(s *Session) error {
+	if a.Sessions() >= a.Limits().Sessions {
+		return ErrNoSession
+	}
+	if o := a.sessions.Load()[ownerNumber]; o != nil && !o.orphaned.Load() {
+		return ErrOwned
+	}
+	a.assignNumber(s, ownerNumber)
+	return nil
+}
+
 func (a *Adapter) assignNumber(s *Session, n int) {
 	t := *a.sessions.Load()
 	s.num = uint16(n)
 	t[n] = s
-	a.next = n + 1
+	if n != ownerNumber {
+		a.next = n + 1
+	}
 	a.sessions.Store(&t)
 }
 

@@ -69,9 +69,13 @@ func newClient(t testing.TB, l *Lane, size int) *client {
 }
 
 func newClientOf(t testing.TB, l *Lane, a *Adapter, size int) *client {
+	return newClientAttached(t, l, a, size, a.Attach)
+}
+
+func newClientAttached(t testing.TB, l *Lane, a *Adapter, size int, attach func(*Session) error) *client {
 	c := &client{t: t, mem: make([]byte, size), room: 1 << 30}
 	c.s = l.NewSession(a, c, 64, 64, false)
-	c.must(a.Attach(c.s))
+	c.must(attach(c.s))
 	var err error
 	c.pd, err = c.s.CreatePD()
 	c.must(err)

@@ -86,9 +86,6 @@ func (s *Session) wireQPN(slot uint32) ib.QPN {
 	return ib.QPN(uint32(s.num)<<slotBits | slot)
 }
 
-// Slot returns the handle of the queue pair that qpn names on the wire.
-func Slot(qpn ib.QPN) ib.QPN { return qpn & slotMask }
-
 // SessionOf returns the number of the session that qpn names on the wire.
 func SessionOf(qpn ib.QPN) uint16 { return uint16(qpn & ib.QPNMask >> slotBits) }
 
