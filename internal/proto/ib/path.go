@@ -17,6 +17,9 @@ type Path struct {
 	// MaxRun bounds the payload bytes of one run on this path: what the link
 	// sends with one system call, or more on a path within the node.
 	MaxRun uint32
+	// DMAC is the MAC that frames of a RoCE path go to, as its address vector stated it; zero: the link resolves the
+	// destination. Links through sockets of the host ignore it: the kernel resolves addresses itself.
+	DMAC [6]byte
 	// MTU is the path MTU of the interface that holds the source address of a RoCE path; 0: the limit
 	// of the port only.
 	MTU MTU

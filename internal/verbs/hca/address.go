@@ -16,12 +16,15 @@ type AHAttr struct {
 	HopLimit     uint8
 	TrafficClass uint8
 	SL           uint8
-	DMAC         [6]byte // kept for queries: the kernel resolves addresses itself
+	DMAC         [6]byte // of frames on an Ethernet port; zero: the link resolves the destination (ib.Path.DMAC)
 	Global       bool    // has a GRH; an Ethernet port requires one
 	DLID         ib.LID  // on an InfiniBand port
 	SrcPathBits  uint8
 	StaticRate   ib.Rate
 }
+
+// groupBit of the first octet marks a MAC of a group of stations (IEEE 802, 8.2).
+const groupBit = 1
 
 // path resolves an address vector against the port's tables, and at this moment against the host's routes. EACCES: the
 // port may not send there. EINVAL, ENETUNREACH or EHOSTUNREACH: no packet from the source reaches the destination.
@@ -37,10 +40,13 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	if sgid.IsIPv4() != v.DGID.IsIPv4() {
 		return nil, syscall.EINVAL // no route from one family to the other
 	}
+	if v.DMAC[0]&groupBit != 0 && !v.DGID.IsMulticast() {
+		return nil, syscall.EINVAL // every station of the segment would get what is meant for one
+	}
 	if !port.Allows(v.DGID) {
 		return nil, syscall.EACCES
 	}
-	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
+	p := &ib.Path{SGID: sgid, DGID: v.DGID, DMAC: v.DMAC, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
 		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun, Function: s.a.num}
 	if port.own(v.DGID) {
 		p.Local, p.MaxRun = true, port.MaxLocalRun

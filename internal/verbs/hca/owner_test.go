@@ -4,6 +4,7 @@ package hca
 
 import (
 	"errors"
+	"syscall"
 	"testing"
 
 	"weft/internal/proto/ib"
@@ -68,5 +69,28 @@ func TestOwnerAfterOrphan(t *testing.T) {
 	runOrphans(l)
 	if f.Session(a.q.Num()) != next {
 		t.Error("the end of the orphaned session took the number from its successor")
+	}
+}
+
+// TestStatedMAC: the MAC of an address vector is part of the path. One of a group is only for a GID of a group.
+func TestStatedMAC(t *testing.T) {
+	l := newNode(t)
+	c := newClient(t, l, 1<<16)
+	mac := [6]byte{2, 0, 0, 0, 0, 9}
+	station, group := ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 9}, ib.GID{10: 0xff, 11: 0xff, 12: 239, 15: 9}
+	for _, x := range []struct {
+		to   ib.GID
+		mac  [6]byte
+		want error
+	}{{station, mac, nil}, {station, [6]byte{}, nil}, {station, [6]byte{1, 0, 0x5e, 0, 0, 9}, syscall.EINVAL},
+		{group, mac, nil}, {group, [6]byte{1, 0, 0x5e, 0, 0, 9}, nil}} {
+		av := &AHAttr{DGID: x.to, SGIDIndex: 1, Global: true, DMAC: x.mac}
+		h, err := c.s.CreateAH(c.pd, av)
+		if err != x.want {
+			t.Errorf("to %v by way of %x: %v, want %v", x.to, x.mac, err, x.want)
+		}
+		if err == nil && c.s.ahs.m[h].path.DMAC != x.mac {
+			t.Errorf("the path has %x, want %x", c.s.ahs.m[h].path.DMAC, x.mac)
+		}
 	}
 }

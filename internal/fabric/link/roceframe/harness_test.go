@@ -68,7 +68,7 @@ func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
 
 // resolve gives the port a resolved neighbour.
 func (p *port) resolve(now mono.Time, g ib.GID, mac [6]byte) {
-	p.find(now, g)
+	p.find(now, &ib.Path{DGID: g})
 	p.Resolved(now, g.Addr(), mac, true)
 }
 

@@ -268,6 +268,37 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// TestStatedMAC: frames on a path with a MAC go there, to a station and to a group, without a resolution. Frames to the
+// port itself do not leave.
+func TestStatedMAC(t *testing.T) {
+	mac := [6]byte{2, 7, 7, 7, 7, 7}
+	for _, x := range [][2]string{{"10.9.0.1", "10.9.0.2"}, {"fd09::1", "fd09::2"}, {"10.9.0.1", "239.129.2.3"},
+		{"fd09::1", "ff0e::1:2:3"}} {
+		a := newPort(macA, gid(x[0]))
+		a.resolve(1, gid("10.9.0.2"), macB) // what the port knows does not count
+		a.asked = nil
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff}, Count: 1,
+			Path: &ib.Path{SGID: gid(x[0]), DGID: gid(x[1]), DMAC: mac, SrcPort: 0xc000}, Data: mem.BytesPayload(random(100))}
+		batch := mem.NewBatch(4096)
+		a.Send(1, &run, batch)
+		frames, _ := a.read()
+		if len(frames) != 1 || len(a.asked) != 0 || [6]byte(frames[0]) != mac || [6]byte(frames[0][6:]) != macA {
+			t.Fatalf("to %s: %x, asked %v, %v", x[1], frames, a.asked, a.dropped())
+		}
+		if n := testing.AllocsPerRun(100, func() {
+			a.Send(1, &run, batch)
+			a.head = len(a.frames)
+		}); n != 0 {
+			t.Errorf("%v allocations for a run that is sent", n)
+		}
+		run.Path.DGID = run.Path.SGID
+		a.Send(1, &run, batch)
+		if frames, _ := a.read(); len(frames) != 0 || len(a.Recv()) != 1 {
+			t.Errorf("%d frames to the port itself left", len(frames))
+		}
+	}
+}
+
 // TestOwnAddress: what is sent to the port itself comes back, checked as everything else.
 func TestOwnAddress(t *testing.T) {
 	g := gid("10.9.0.1")

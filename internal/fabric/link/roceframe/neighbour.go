@@ -76,11 +76,15 @@ type Neighbour struct {
 	Frames int           // that wait for it
 }
 
-// find returns the destination of frames for g. If drop is not nil, there is none, and drop is the
+// find returns the destination of frames on path p. If drop is not nil, there is none, and drop is the
 // counter of the reason.
-func (l *Link) find(now mono.Time, g ib.GID) (to target, drop *uint64) {
+func (l *Link) find(now mono.Time, p *ib.Path) (to target, drop *uint64) {
+	g := p.DGID
 	if l.own(g) {
 		return target{mac: l.mac, own: true}, nil
+	}
+	if p.DMAC != ([6]byte{}) {
+		return target{mac: p.DMAC}, nil // the sender resolved it
 	}
 	if g.IsMulticast() {
 		return target{mac: groupMAC(g)}, nil

@@ -307,7 +307,7 @@ func TestNeighbourLeastUsed(t *testing.T) {
 		for step, x := 0, uint32(1); step < 5*maxNeighbours; step++ {
 			x = x*1664525 + 1013904223
 			i := int(x >> 16 % (3 * maxNeighbours / 2))
-			a.find(1, at(i)) // all at the same time
+			a.find(1, &ib.Path{DGID: at(i)}) // all at the same time
 			if k := slices.Index(model, i); k >= 0 {
 				model = slices.Delete(model, k, k+1)
 			} else if len(model) == maxNeighbours {

@@ -37,7 +37,7 @@ func (l *Link) sendWith(now mono.Time, r *pkt.Burst, b *mem.Batch, bit int64) me
 	case !l.room(now, r):
 		lost = &l.c.DropBlocked
 	default:
-		to, lost = l.find(now, p.DGID)
+		to, lost = l.find(now, p)
 	}
 	if lost != nil {
 		*lost += uint64(max(1, r.Count))
