@@ -202,6 +202,11 @@ func roce[T any](d *Device, command byte, arg any) (v T, err error) {
 	return v, decode(b, &v)
 }
 
+// Words sends a command whose data are le32 fields.
+func (d *Device) Words(command byte, result int, fields ...uint32) ([]byte, error) {
+	return d.Command(ClassRoCE, command, encode(fields), result)
+}
+
 // QueryDevice is QUERY_DEVICE.
 func (d *Device) QueryDevice() (DeviceAttr, error) { return roce[DeviceAttr](d, CmdQueryDevice, nil) }
 
@@ -225,6 +230,9 @@ type PD struct {
 	dev    *Device
 	Handle uint32
 }
+
+// PD returns a domain by its handle, which may be of no domain.
+func (d *Device) PD(handle uint32) *PD { return &PD{d, handle} }
 
 // CreatePD is CREATE_PD.
 func (d *Device) CreatePD() (*PD, error) {

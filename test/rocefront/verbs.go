@@ -125,7 +125,8 @@ func (c *CQ) Poll(limit time.Duration) (v Completion, err error) {
 	}
 	at := c.memory[head]
 	if written != completionSize {
-		return v, fmt.Errorf("completion queue %d: the device wrote %d octets, not %d", c.Number, written, completionSize)
+		return v, fmt.Errorf("completion queue %d: the device wrote %d octets, not %d", c.Number, written,
+			completionSize)
 	}
 	if err := decode(c.dev.Memory.Bytes(at, completionSize), &v); err != nil {
 		return v, err
@@ -215,6 +216,9 @@ const queueSize = 64
 
 // DefaultCap are the capabilities of a queue pair that the driver's rings have room for.
 var DefaultCap = QPCap{MaxSendWR: queueSize, MaxRecvWR: queueSize, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 512}
+
+// QP returns a queue pair by its number, which may be of no queue pair. It has no queues.
+func (d *Device) QP(number uint32) *QP { return &QP{dev: d, Number: number} }
 
 // CreateQP is CREATE_QP. Zero capabilities are DefaultCap.
 func (d *Device) CreateQP(init QPInit) (*QP, error) {

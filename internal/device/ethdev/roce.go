@@ -67,7 +67,7 @@ func (d *Device) pairs() int {
 	return 1
 }
 
-// begin reports the driver's choice of features to the RoCE half.
+// begin tells the RoCE half what the driver negotiated.
 func (d *Device) begin() {
 	if d.half != nil {
 		d.half.Begin(2*d.pairs()+1, d.hasRoCE())

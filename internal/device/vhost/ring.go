@@ -76,11 +76,8 @@ func (s *Session) halt(i int, r *ring) {
 	}
 }
 
-// NeedsReset sets DEVICE_NEEDS_RESET in the status and notifies the front-end.
-func (s *Session) NeedsReset() {
-	s.status.Or(abi.StatusNeedsReset)
-	s.backend.configChange()
-}
+// NeedsReset sets DEVICE_NEEDS_RESET in the status.
+func (s *Session) NeedsReset() { s.status.Or(abi.StatusNeedsReset) }
 
 // broken notifies the front-end that a ring is broken.
 func (s *Session) broken(r *ring) {

@@ -62,11 +62,8 @@ func (c *candidate) depose(ctx context.Context) error {
 	if isConflict(err) {
 		// A doubt without its candidate would stand until the next leader, and block others.
 		old, geterr := c.s.Get(ctx, key)
-		switch {
-		case errors.Is(geterr, ErrNotFound):
-			return err // the leader deleted the doubt since, or there is another leader
-		case geterr != nil:
-			return geterr
+		if geterr != nil {
+			return err
 		}
 		rev = old.Rev
 	} else if err != nil {
