@@ -149,7 +149,7 @@ func TestDriverAddress(t *testing.T) {
 	}
 }
 
-// TestGuestOffloads: a driver turns off and on what it negotiated, whenever it wants, and nothing else. A driver to
+// TestGuestOffloads: a driver turns off and on what it negotiated, at any time, and nothing else. A driver to
 // which bit 55 is GUEST_USO6 may name it.
 func TestGuestOffloads(t *testing.T) {
 	const set = 1 << abi.FeatureCtrlGuestOffloads

@@ -177,7 +177,7 @@ func FuzzGuest(f *testing.F) {
 	})
 }
 
-// otherHalf is a RoCE half that asks for as much memory behind its commands as the last octet of each states.
+// otherHalf is a RoCE half that reads memory behind its commands; the last octet of each is the number of octets.
 type otherHalf struct {
 	t        *testing.T
 	on       bool

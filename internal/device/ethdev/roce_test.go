@@ -17,7 +17,7 @@ import (
 
 const roce = 1 << abi.FeatureRoCE
 
-// half is a RoCE half that answers each command with the octets that the test wants. Its fields belong to the hub.
+// half is a RoCE half that answers each command with the octets of the test. Its fields belong to the hub.
 type half struct {
 	qps, cqs uint32
 	begun    []int // first ring, negative if ROCE was not negotiated

@@ -36,7 +36,7 @@ const (
 
 var broadcast = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// question writes a frame that asks for an entry.
+// question writes a frame with the question for an entry.
 func (r *Resolver) question(b []byte, e *entry) []byte {
 	if e.ip.Is4() {
 		b = b[:ether.MinFrame]

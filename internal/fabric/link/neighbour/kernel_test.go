@@ -15,8 +15,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// TestKernelAnswers: a Linux station answers the questions of a card, for both address families, and is not asked
-// again when it is known; an address that no station has is unreachable.
+// TestKernelAnswers: a Linux station answers the questions of a card, for both address families. A resolved
+// address costs no further question, and an address without a station is unreachable.
 func TestKernelAnswers(t *testing.T) {
 	s := nstest.New(t)
 	var tap *netlink.Tuntap

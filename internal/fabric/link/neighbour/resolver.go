@@ -43,7 +43,7 @@ type Counters struct {
 	Questions   uint64 // frames with questions
 	Answers     uint64 // questions that were answered
 	Confirmed   uint64 // frames that confirm what is known
-	Doubted     uint64 // frames that contradict what is known: the card asks again before its next use
+	Doubted     uint64 // frames that contradict an entry, which then needs a new question before its next use
 	Unreachable uint64 // addresses that did not answer
 	TableFull   uint64 // questions refused because the table is full of outstanding ones
 	Malformed   uint64 // frames of ARP or neighbour discovery that no station may send
@@ -62,7 +62,7 @@ type Resolver struct {
 	c        Counters
 }
 
-// entry is an address that the card asked for.
+// entry is an address that was requested.
 type entry struct {
 	ip, src netip.Addr
 	mac     [6]byte // if known
