@@ -124,6 +124,7 @@ var nodeGroups = []Group{
 			{"local_ops", Count, "requests", "local operations: binds and invalidations"},
 			{"remote_invalidated", Count, "keys", "invalidated by the peer"},
 			{"bind_err", Count, "requests", "memory window binds that failed"},
+			{"gsi_refused", Count, "requests", "of a guest's QP 1: no MADs, or MADs that only QP 0 sends"},
 		}},
 	{Scope: api.ScopeLane, Title: "a data-path goroutine",
 		Metrics: []Metric{

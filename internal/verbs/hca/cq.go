@@ -55,7 +55,7 @@ func (s *Session) CreateCQ(cqe uint32) (uint32, error) {
 	if cqe == 0 || cqe > s.a.Limits().CQE {
 		return 0, syscall.EINVAL
 	}
-	c := &CQ{s: s, depth: cqe, users: make(map[*QP]int), elastic: s.strict}
+	c := &CQ{s: s, depth: cqe, users: make(map[*QP]int), elastic: s.plain}
 	h, err := s.cqs.add(c)
 	c.handle = h
 	return h, err

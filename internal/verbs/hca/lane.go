@@ -189,7 +189,7 @@ func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Burst, from *QP) {
 	if native {
 		services = l.manage
 	}
-	if r.DestQPN != ib.QPNGSI {
+	if r.DestQPN != ib.QPNGSI || a.GuestGSI {
 		services = nil
 	}
 	s := a.Session(r.DestQPN)

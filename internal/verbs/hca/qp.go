@@ -4,6 +4,7 @@ package hca
 
 import (
 	"errors"
+	"fmt"
 	"syscall"
 
 	"weft/internal/proto/ib"
@@ -107,6 +108,13 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	}
 	switch c.Type {
 	case ib.RC, ib.UC, ib.UD:
+	case ib.GSI:
+		if !s.a.GuestGSI || s.num != ownerNumber {
+			return nil, syscall.EOPNOTSUPP // QP 1 is the node's
+		}
+		if c.SRQ != 0 {
+			return nil, syscall.EINVAL
+		}
 	default:
 		return nil, syscall.EOPNOTSUPP
 	}
@@ -126,7 +134,12 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	if err := s.charge(transport.Memory(&c.Cap)); err != nil {
 		return nil, err
 	}
-	slot, err := s.qps.add(q)
+	slot := uint32(ib.QPNGSI)
+	if c.Type == ib.GSI {
+		err = s.qps.put(slot, q)
+	} else {
+		slot, err = s.qps.add(q)
+	}
 	if err != nil {
 		s.charge(-transport.Memory(&c.Cap))
 		return nil, err
@@ -273,11 +286,10 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 		q.s.lane.sendLastAnswers(now, q)
 	}
 	if err := q.t.Modify(now, a, mask); err != nil {
-		var e syscall.Errno
-		if errors.As(err, &e) {
-			return e
+		if errors.As(err, new(syscall.Errno)) {
+			return err
 		}
-		return syscall.EINVAL
+		return fmt.Errorf("%w: %w", syscall.EINVAL, err)
 	}
 	if mask&ib.AttrAV != 0 {
 		q.ahv = *av

@@ -26,9 +26,12 @@ type Session struct {
 	port   *Port // as the lane last saw it: what the packet path goes by
 	up     bool  // it is active
 	events EventSink
-	// strict marks a plain RFC session: its GID table is its own, filled by
-	// ADD_GID with addresses the port holds.
-	gids   []ib.GID
+	// gids is the GID table of a session that has one of its own, filled by ADD_GID with addresses of the port; nil: the
+	// session uses that of the port.
+	gids []ib.GID
+	// plain marks the session of a driver of the RFC: it returns completion buffers without a kick.
+	plain bool
+	// strict means that only the access rights of the RFC exist (SetStrict).
 	strict bool
 
 	pds    table[*pd]
@@ -51,23 +54,31 @@ type Session struct {
 
 // NewSession returns a session of function a on lane l, which the caller
 // attaches to a. maxQP and maxCQ bound its slots, for a device with fewer rings
-// than the quota.
-func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
+// than the quota. plain means a driver of the RFC, with a GID table of its own
+// unless it uses that of the port (UsePortGIDs).
+func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, plain bool) *Session {
 	lim := a.Limits()
 	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
-	s := &Session{a: a, lane: l, events: events, strict: strict,
+	s := &Session{a: a, lane: l, events: events, plain: plain, strict: plain,
 		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), mws: newTable[*mr](1,
 			lim.MW), ahs: newTable[*ah](1, lim.AH),
 		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[uint32]*mr),
 		slots: make([]*QP, maxQP)}
-	if strict {
-		s.gids = make([]ib.GID, 256)
+	if plain {
+		s.gids = make([]ib.GID, EthernetGIDs)
 	}
 	s.follow()
 	l.sessions = append(l.sessions, s)
 	l.refresh()
 	return s
 }
+
+// UsePortGIDs makes the session use the GID table of the port instead of one of its own.
+func (s *Session) UsePortGIDs() { s.gids = nil }
+
+// SetStrict limits registrations from now on to the access rights that the RFC defines; a region without rights for
+// peers then has no R_Key.
+func (s *Session) SetStrict(on bool) { s.strict = on }
 
 // Number returns the session's number within its network identity.
 func (s *Session) Number() uint16 { return s.num }
@@ -293,7 +304,7 @@ func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region)
 // GID returns entry i of the session's GID table.
 func (s *Session) GID(i uint32) (ib.GID, error) {
 	var g ib.GID
-	if s.strict {
+	if s.gids != nil {
 		if i < uint32(len(s.gids)) {
 			g = s.gids[i]
 		}
@@ -306,10 +317,9 @@ func (s *Session) GID(i uint32) (ib.GID, error) {
 	return g, nil
 }
 
-// AddGID fills entry i of a plain RFC session's table. On the host's segment
-// only addresses of the host can be used.
+// AddGID fills entry i of the session's own table. Only addresses of the port can be used.
 func (s *Session) AddGID(i uint32, g ib.GID) error {
-	if !s.strict || i >= uint32(len(s.gids)) || s.a.Port().Lookup(g) < 0 {
+	if s.gids == nil || i >= uint32(len(s.gids)) || s.a.Port().Lookup(g) < 0 {
 		return syscall.EINVAL
 	}
 	s.gids[i] = g
@@ -319,7 +329,7 @@ func (s *Session) AddGID(i uint32, g ib.GID) error {
 // DelGID empties entry i; an empty entry is no error. Queue pairs that took
 // the GID keep it.
 func (s *Session) DelGID(i uint32) error {
-	if !s.strict || i >= uint32(len(s.gids)) {
+	if s.gids == nil || i >= uint32(len(s.gids)) {
 		return syscall.EINVAL
 	}
 	s.gids[i] = ib.GID{}

@@ -16,6 +16,7 @@ import (
 type table[T any] struct {
 	first, limit uint32 // handles are first … first+limit-1
 	next         uint32 // offset of the next candidate
+	outside      uint32 // objects with handles below first (put)
 	m            map[uint32]T
 }
 
@@ -24,7 +25,7 @@ func newTable[T any](first, limit uint32) table[T] {
 }
 
 func (t *table[T]) add(v T) (uint32, error) {
-	if uint32(len(t.m)) >= t.limit {
+	if uint32(len(t.m))-t.outside >= t.limit {
 		return 0, syscall.ENOSPC
 	}
 	for {
@@ -37,6 +38,16 @@ func (t *table[T]) add(v T) (uint32, error) {
 	}
 }
 
+// put enters an object with a handle below first, which add never assigns.
+func (t *table[T]) put(h uint32, v T) error {
+	if _, used := t.m[h]; used {
+		return syscall.EBUSY
+	}
+	t.m[h] = v
+	t.outside++
+	return nil
+}
+
 func (t *table[T]) get(h uint32) (T, error) {
 	v, ok := t.m[h]
 	if !ok {
@@ -45,7 +56,12 @@ func (t *table[T]) get(h uint32) (T, error) {
 	return v, nil
 }
 
-func (t *table[T]) del(h uint32) { delete(t.m, h) }
+func (t *table[T]) del(h uint32) {
+	if h < t.first {
+		t.outside--
+	}
+	delete(t.m, h)
+}
 
 // keySource draws memory keys from the system's cryptographic source, many at
 // a time: every bit of a key is unpredictable.

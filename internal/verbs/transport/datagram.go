@@ -40,6 +40,44 @@ func (s *requester) emitDatagram(wr *SendWR, r *pkt.Burst) {
 	s.ack, s.owed = s.tx, true
 }
 
+// madLen is the length of a MAD (IBA volume 1, 13.4.2); the rest is its common header, and the classes of subnet
+// management, whose MADs only QP 0 sends.
+const (
+	madLen       = 256
+	madVersion   = 1
+	classSubn    = 0x01
+	classSubnDR  = 0x81
+	madVersionAt = 0
+	madClassAt   = 1
+)
+
+// resolveMAD copies the MAD of a request of QP 1 and checks the copy, which is what is sent: its owner cannot change it
+// after the check. Other requests than MADs that QP 1 may send (IBA volume 1, 13.5.1) are refused.
+func (s *requester) resolveMAD(wr *SendWR) (ib.Status, uint32) {
+	if wr.length != madLen {
+		s.ctr.GSIRefused++
+		return ib.LocQPOpErr, ReasonMAD
+	}
+	if wr.mad == nil {
+		wr.mad = new([madLen]byte) // stays with the slot
+	}
+	b := wr.mad[:]
+	if wr.Flags&ib.Inline != 0 {
+		copy(b, wr.InlineData)
+	} else {
+		list := mem.ListPayload(wr.segs, 0, madLen)
+		if mem.CopyOut(b, &list) != mem.OK {
+			return ib.LocProtErr, ReasonSourceFault
+		}
+	}
+	if c := b[madClassAt]; b[madVersionAt] != madVersion || c == classSubn || c == classSubnDR {
+		s.ctr.GSIRefused++
+		return ib.LocQPOpErr, ReasonMAD
+	}
+	wr.Flags, wr.InlineData = wr.Flags|ib.Inline, b
+	return ib.Success, ReasonNone
+}
+
 // handleDatagram is the UD responder: whatever does not fit is dropped and
 // counted, and costs no receive request.
 func (p *responder) handleDatagram(r *pkt.Burst, b *mem.Batch) {

@@ -65,6 +65,7 @@ type SendWR struct {
 
 	// What the queue pair adds when the request's turn comes.
 	segs              []mem.Seg
+	mad               *[madLen]byte // QP 1: what is sent; allocated with the first request of the slot
 	length            uint64
 	firstPSN, lastPSN ib.PSN
 	readPSN           ib.PSN    // READ: where it was last resumed
@@ -198,4 +199,5 @@ type Counters struct {
 	DropLength, DropOpcode, DropPSN, BadResponse        uint64
 	RemoteAccessErr, RemoteInvalidReq, RemoteOpErr      uint64
 	LocalOps, RemoteInvalidated, BindErr                uint64
+	GSIRefused                                          uint64 // requests of QP 1 that are no MADs, or only QP 0's
 }

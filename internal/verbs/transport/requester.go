@@ -81,6 +81,7 @@ const (
 	ReasonRights   // rights that do not go together
 	ReasonRange    // the window is not in its region, or pages and length disagree
 	ReasonPageList // the list of pages cannot be read
+	ReasonMAD      // not a MAD that QP 1 may send
 )
 
 // dist returns how far p lies ahead of q, 0 … 2^24-1.
@@ -165,7 +166,7 @@ func (s *requester) slot() *SendWR {
 		return nil
 	}
 	wr := &s.sq[s.tail&s.mask]
-	*wr = SendWR{SGE: wr.SGE[:0], segs: wr.segs[:0]}
+	*wr = SendWR{SGE: wr.SGE[:0], segs: wr.segs[:0], mad: wr.mad}
 	return wr
 }
 
@@ -297,6 +298,8 @@ func (s *requester) resolve(wr *SendWR) (ib.Status, uint32) {
 	switch {
 	case wr.length > ib.MaxMessage, s.datagram() && wr.length > s.longestDatagram(wr):
 		return ib.LocLenErr, ReasonLength
+	case s.cfg.Type == ib.GSI:
+		return s.resolveMAD(wr)
 	case wr.Op.IsAtomic():
 		if wr.length < 8 {
 			return ib.LocLenErr, ReasonLength
