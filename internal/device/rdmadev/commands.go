@@ -3,9 +3,11 @@
 package rdmadev
 
 import (
+	"net/netip"
 	"syscall"
 
 	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/verbs/hca"
 )
@@ -37,8 +39,8 @@ func init() {
 		abi.CmdDestroyAH:   {req: abi.DestroyAHSize, run: parsed(abi.ParseDestroyAH, destroyAH)},
 		abi.CmdAddGID:      {req: abi.AddGIDSize, run: parsed(abi.ParseAddGID, addGID)},
 		abi.CmdDelGID:      {req: abi.DelGIDSize, run: parsed(abi.ParseDelGID, delGID)},
-		abi.CmdAttachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast, attachMcast)},
-		abi.CmdDetachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast, detachMcast)},
+		abi.CmdAttachMcast: {req: abi.AttachMcastSize, ext: extMcast, run: parsed(abi.ParseAttachMcast, attachMcast)},
+		abi.CmdDetachMcast: {req: abi.AttachMcastSize, ext: extMcast, run: parsed(abi.ParseAttachMcast, detachMcast)},
 		abi.CmdReqNotifyCQ: {req: abi.ReqNotifyCQSize, run: parsed(abi.ParseReqNotifyCQ, (*Device).reqNotify)},
 
 		abi.CmdExtEnable: {req: abi.ExtEnableSize, res: abi.ExtEnableSize, run: parsed(abi.ParseExtEnable,
@@ -54,7 +56,7 @@ func init() {
 		abi.CmdAllocMW: {req: abi.AllocMWSize, res: abi.AllocMWResultSize, ext: extMW,
 			run: parsed(abi.ParseAllocMW, allocMW)},
 		abi.CmdDeallocMW: {req: abi.DeallocMWSize, ext: extMW, run: parsed(abi.ParseDeallocMW, deallocMW)},
-		abi.CmdResizeCQ:  {req: abi.ResizeCQSize, ext: extVerbs, run: parsed(abi.ParseResizeCQ, resizeCQ)},
+		abi.CmdResizeCQ:  {req: abi.ResizeCQSize, ext: extCQResize, run: parsed(abi.ParseResizeCQ, resizeCQ)},
 		abi.CmdSetEVQ:    {req: abi.SetEVQSize, ext: extEVQ, run: parsed(abi.ParseSetEVQ, (*Device).setEVQ)},
 		abi.CmdSetArmArea: {req: abi.SetArmAreaSize, ext: extArm, run: parsed(abi.ParseSetArmArea,
 			(*Device).setArmArea)},
@@ -62,20 +64,23 @@ func init() {
 			regMRVA)},
 		abi.CmdReregMR: {req: abi.ReregMRSize, res: abi.MRResultSize, ext: extVerbs, run: parsed(abi.ParseReregMR,
 			(*Device).reregMR)},
-		abi.CmdQueryPortEx: {req: abi.QueryPortExSize, res: abi.QueryPortExResultSize, ext: extVerbs,
+		abi.CmdQueryPortEx: {req: abi.QueryPortExSize, res: abi.QueryPortExResultSize, ext: extPortAttr,
 			run: parsed(abi.ParseQueryPortEx, (*Device).queryPortEx)},
-		abi.CmdQueryGID: {req: abi.QueryGIDSize, res: abi.QueryGIDResultSize, ext: extVerbs,
+		abi.CmdQueryGID: {req: abi.QueryGIDSize, res: abi.QueryGIDResultSize, ext: extPortAttr,
 			run: parsed(abi.ParseQueryGID, (*Device).queryGID)},
-		abi.CmdModifyQPEx: {req: abi.QPAttrExSize, ext: extVerbs, run: parsed(abi.ParseQPAttrEx,
+		abi.CmdModifyQPEx: {req: abi.QPAttrExSize, ext: extQPAttr, run: parsed(abi.ParseQPAttrEx,
 			(*Device).modifyQPEx)},
-		abi.CmdQueryQPEx: {req: abi.QueryQPExSize, res: abi.QPAttrExSize, ext: extVerbs,
+		abi.CmdQueryQPEx: {req: abi.QueryQPExSize, res: abi.QPAttrExSize, ext: extQPAttr,
 			run: parsed(abi.ParseQueryQPEx, (*Device).queryQPEx)},
-		abi.CmdQueryPKey: {req: abi.QueryPKeySize, res: abi.QueryPKeyResultSize, ext: extVerbs,
+		abi.CmdQueryPKey: {req: abi.QueryPKeySize, res: abi.QueryPKeyResultSize, ext: extPortAttr,
 			run: parsed(abi.ParseQueryPKey, queryPKey)},
 	}
 }
 
 func createCQ(d *Device, v abi.CreateCQ, res []byte) error {
+	if most := d.limits().CQE; v.CQE == 0 || v.CQE > most {
+		return refuse(syscall.EINVAL, "%d entries, 1 to %d are possible", v.CQE, most)
+	}
 	n, err := d.sess.CreateCQ(v.CQE)
 	put(res, abi.CreateCQResult{CQN: n}.Append(nil))
 	if err == nil {
@@ -133,11 +138,38 @@ func destroyAH(d *Device, v abi.DestroyAH, _ []byte) error {
 }
 
 func addGID(d *Device, v abi.AddGID, _ []byte) error {
-	return d.sess.AddGID(uint32(v.Index), v.GID)
+	if err := checkGIDIndex(v.Index); err != nil {
+		return err
+	}
+	if d.cfg.SetGID == nil {
+		if d.adapter.Port().Lookup(v.GID) < 0 {
+			return refuse(syscall.EINVAL, "%v is no address of the port", v.GID)
+		}
+		return d.sess.AddGID(uint32(v.Index), v.GID)
+	}
+	// What no station of a segment can have as its address.
+	a := v.GID.Addr()
+	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return refuse(syscall.EINVAL, "%v is no address of a station", v.GID)
+	}
+	return d.cfg.SetGID(uint32(v.Index), v.GID)
 }
 
 func delGID(d *Device, v abi.DelGID, _ []byte) error {
-	return d.sess.DelGID(uint32(v.Index))
+	if err := checkGIDIndex(v.Index); err != nil {
+		return err
+	}
+	if d.cfg.SetGID == nil {
+		return d.sess.DelGID(uint32(v.Index))
+	}
+	return d.cfg.SetGID(uint32(v.Index), ib.GID{})
+}
+
+func checkGIDIndex(i uint16) error {
+	if i >= hca.EthernetGIDs {
+		return refuse(syscall.EINVAL, "entry %d of a table of %d", i, hca.EthernetGIDs)
+	}
+	return nil
 }
 
 func attachMcast(d *Device, v abi.AttachMcast, _ []byte) error {
@@ -151,10 +183,17 @@ func detachMcast(d *Device, v abi.AttachMcast, _ []byte) error {
 func extEnable(d *Device, v abi.ExtEnable, res []byte) error {
 	d.ext = v.Mask & d.offered()
 	put(res, abi.ExtEnable{Mask: d.ext}.Append(nil))
+	if d.ext&extVerbs != 0 {
+		d.ext |= partsOfVerbs
+	}
+	d.sess.SetStrict(d.ext == 0)
 	return nil
 }
 
 func createSRQ(d *Device, v abi.CreateSRQ, res []byte) error {
+	if most := d.limits().SRQWR; v.MaxWR > most {
+		return refuse(syscall.EINVAL, "max_wr %d, at most %d", v.MaxWR, most)
+	}
 	q, err := d.sess.CreateSRQ(hca.SRQConfig{PD: v.PDN, MaxWR: v.MaxWR, MaxSGE: v.MaxSGE, Limit: v.Limit})
 	if err != nil {
 		return err
@@ -213,6 +252,9 @@ func resizeCQ(d *Device, v abi.ResizeCQ, _ []byte) error {
 	c, err := d.sess.CQ(v.CQN)
 	if err != nil {
 		return err
+	}
+	if most := d.limits().CQE; v.CQE == 0 || v.CQE > most {
+		return refuse(syscall.EINVAL, "%d entries, 1 to %d are possible", v.CQE, most)
 	}
 	return c.Resize(v.CQE)
 }

@@ -56,7 +56,7 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 	} else {
 		binary.BigEndian.PutUint32(w.Imm[:], e.Imm)
 	}
-	if c.d.ext&extVerbs != 0 {
+	if c.d.ext&extPortAttr != 0 {
 		w.SL, w.SLID, w.DLIDPathBits, w.PKeyIndex = e.SL, e.SLID, e.PathBits, e.PKeyIndex
 	}
 	w.Put(el.Data)
@@ -68,7 +68,7 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 // Publish implements hca.CQRing: it publishes the entries, then the index, then checks whether the
 // client armed the queue.
 func (c *cqRing) Publish(solicited bool) {
-	if !c.pending || c.vq == nil {
+	if !c.pending || c.vq == nil || c.d.dead {
 		return
 	}
 	c.pending = false

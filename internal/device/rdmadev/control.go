@@ -3,7 +3,7 @@
 package rdmadev
 
 import (
-	"errors"
+	"math/bits"
 	"syscall"
 
 	"weft/internal/proto/abi"
@@ -36,6 +36,13 @@ const (
 	extArm    = 1 << abi.CapArmDoorbell
 	extVerbs  = 1 << abi.CapVerbs
 
+	extMcast    = 1 << abi.CapMcast
+	extPortAttr = 1 << abi.CapPortAttr
+	extQPAttr   = 1 << abi.CapQPAttr
+	extCQResize = 1 << abi.CapCQResize
+	// partsOfVerbs are what WEFT_VERBS includes: of use to any driver, while the rest of WEFT_VERBS needs a program.
+	partsOfVerbs = extMcast | extPortAttr | extQPAttr | extCQResize
+
 	extAtomicWrite = 1 << abi.CapAtomicWrite
 	extSRQResize   = 1 << abi.CapSRQResize
 )
@@ -54,42 +61,57 @@ func parsed[T any](parse func([]byte) (T, error), run func(d *Device, v T, res [
 
 func put(res, encoded []byte) { copy(res, encoded) }
 
-// execute runs one control command: in holds class, command and data. It returns the reply, at most
-// room bytes, ack first; nil if room is too small for an ack.
-func (d *Device) execute(in []byte, room int) []byte {
+// Execute runs one control command of the RoCE class and returns the answer, ack first, at most room octets, which is
+// valid until the next call; nil if room is 0. command holds class, command and data; it is a private copy. behind
+// returns a copy of the n octets of guest memory that follow the command in the guest's physical memory, or nil if they
+// are not in the same region as its last octet: the list of pages of a REG_USER_MR in the short form.
+func (d *Device) Execute(command []byte, room int, behind func(n int) []byte) []byte {
+	d.Stats.Commands++
 	if room == 0 {
 		d.Stats.CtrlNoRoom++
 		return nil
 	}
+	if d.dead {
+		return append(d.answer[:0], abi.AckErr)
+	}
 	out := append(d.answer[:0], abi.AckOK)
-	err := error(syscall.EINVAL)
-	if len(in) >= 2 && in[0] == abi.ClassRoCE {
-		out, err = d.command(abi.Cmd(in[1]), in[2:], room-1)
+	err := refuse(errFraming, "%d octets of class and command, need 2", len(command))
+	if len(command) >= 2 {
+		if err = refuse(errCommand, "class %d is not %d", command[0], abi.ClassRoCE); command[0] == abi.ClassRoCE {
+			d.after = behind
+			out, err = d.command(abi.Cmd(command[1]), command[2:], room-1)
+			d.after = nil
+		}
 	}
 	if err == nil {
 		return out
 	}
-	d.Stats.CtrlErrors++
+	e := d.refusal(command, err)
 	ack := byte(abi.AckErr)
-	var e syscall.Errno
-	if errors.As(err, &e) && d.ext&extErrno != 0 && e < 256 {
+	if d.ext&extErrno != 0 && e < 256 {
 		ack = byte(e)
 	}
-	d.log.Debug("control command refused", "command", in[:min(len(in), 64)], "err", err)
 	return append(d.answer[:0], ack)
 }
 
 func (d *Device) command(n abi.Cmd, data []byte, room int) ([]byte, error) {
 	c, ok := commands[n]
-	if !ok || c.ext&^d.ext != 0 || n == abi.CmdExtEnable && d.offered() == 0 {
-		return nil, syscall.EOPNOTSUPP
+	if !ok {
+		return nil, refuse(errCommand, "there is no command %d", uint8(n))
+	}
+	if c.ext&^d.ext != 0 {
+		return nil, refuse(errCommand, "needs the extension of bit %d of device_cap_flags, which is not enabled",
+			bits.TrailingZeros64(c.ext))
 	}
 	size := c.res
 	if c.grow != 0 && d.ext&extVerbs != 0 && room >= c.grow {
 		size = c.grow
 	}
-	if room < size || len(data) < c.req {
-		return nil, syscall.EINVAL
+	if len(data) < c.req {
+		return nil, refuse(errFraming, "a request of %d octets, need %d", len(data), c.req)
+	}
+	if room < size {
+		return nil, refuse(errFraming, "room for a result of %d octets, need %d", room, size)
 	}
 	if !c.tail {
 		data = data[:c.req]
@@ -153,14 +175,24 @@ func (d *Device) regUserMR(req, res []byte) error {
 		return syscall.EINVAL
 	}
 	list := req[abi.RegUserMRSize:]
-	if v.Length == 0 || v.VirtAddr+v.Length-1 < v.VirtAddr || v.NPages > maxPages ||
-		uint64(len(list)) < uint64(v.NPages)*8 {
-		return syscall.EINVAL
+	if v.Length == 0 || v.VirtAddr+v.Length-1 < v.VirtAddr {
+		return refuse(syscall.EINVAL, "length %d from virtual address %#x", v.Length, v.VirtAddr)
+	}
+	if v.NPages == 0 || v.NPages > maxPages {
+		return refuse(syscall.EINVAL, "%d pages, a region has 1 to %d", v.NPages, maxPages)
+	}
+	if len(list) == 0 && d.after != nil {
+		// The short form: the driver's descriptor ends with the fixed part, and the list follows it in memory.
+		list = d.after(8 * int(v.NPages))
+	}
+	if uint64(len(list)) < uint64(v.NPages)*8 {
+		return refuse(syscall.EINVAL, "%d octets of page list for %d pages, need %d", len(list), v.NPages, 8*v.NPages)
 	}
 	r := &mem.Region{Space: d.guest.Space, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
 	var ok bool
 	if r.PageShift, r.FirstOff, ok = hca.PageShift(v.VirtAddr, v.Length, v.NPages); !ok {
-		return syscall.EINVAL
+		return refuse(syscall.EINVAL, "%d pages for %d octets from %#x: no page size gives that number", v.NPages, v.Length,
+			v.VirtAddr)
 	}
 	page := uint64(1) << r.PageShift
 	r.Pages = make([]uint64, v.NPages)
@@ -168,10 +200,10 @@ func (d *Device) regUserMR(req, res []byte) error {
 	for i := range r.Pages {
 		p := le64(list[i*8:])
 		if p&(page-1) != 0 {
-			return syscall.EINVAL
+			return refuse(syscall.EINVAL, "page %d at %#x is not aligned to %d", i, p, page)
 		}
 		if !d.guest.Contains(p, min(page, left)) {
-			return syscall.EFAULT
+			return refuse(syscall.EFAULT, "page %d at %#x is not in the memory of the guest", i, p)
 		}
 		r.Pages[i] = p
 		left -= min(page, left)
@@ -207,11 +239,11 @@ func ahAttr(v *abi.AHAttr, global bool) *hca.AHAttr {
 		TrafficClass: v.TrafficClass, DMAC: v.DMAC, Global: global}
 }
 
-// handleAttr is the address vector of CREATE_AH: clients with WEFT_VERBS state
+// handleAttr is the address vector of CREATE_AH: clients with QP_ATTR state
 // the rest of it where the RFC has reserved octets.
 func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
 	a := ahAttr(v, true)
-	if d.ext&extVerbs != 0 {
+	if d.ext&extQPAttr != 0 {
 		a.Global, a.SL, a.SrcPathBits, a.DLID, a.StaticRate = v.Flags&abi.AHNoGRH == 0, v.SL, v.SrcPathBits, v.DLID, v.StaticRate
 	}
 	return a
@@ -243,16 +275,34 @@ func abiCap(c transport.Cap) abi.QPCap {
 func (d *Device) createQP(v abi.CreateQP, res []byte) error {
 	c := hca.QPConfig{Type: v.QPType, PD: v.PDN, SendCQ: v.SendCQN, RecvCQ: v.RecvCQN, Cap: transportCap(v.Cap),
 		SigAll: v.SQSigAll != 0}
-	compact := false
-	if d.ext&extVerbs != 0 {
-		c.SRQ, compact = v.SRQN1, v.QPFlags&abi.QPSGWQE != 0
-		c.BlockSelf = v.QPFlags&abi.QPBlockSelfMcast != 0
-		if v.QPFlags&^(abi.QPSGWQE|abi.QPBlockSelfMcast) != 0 {
-			return syscall.EINVAL
-		}
+	if d.ext&extSRQ != 0 {
+		c.SRQ = v.SRQN1
 	}
-	if !compact && c.Cap.MaxInline > abi.MaxInlineRFC {
-		return syscall.EINVAL
+	flags := uint32(0) // that an extension gave a meaning; without one they are reserved, and ignored
+	if d.ext&extSGWQE != 0 {
+		flags |= abi.QPSGWQE
+	}
+	if d.ext&extMcast != 0 {
+		flags |= abi.QPBlockSelfMcast
+	}
+	if flags != 0 && v.QPFlags&^flags != 0 {
+		return refuse(syscall.EINVAL, "flags %#x, of which %#x exist", v.QPFlags, flags)
+	}
+	compact := v.QPFlags&flags&abi.QPSGWQE != 0
+	c.BlockSelf = v.QPFlags&flags&abi.QPBlockSelfMcast != 0
+	l := d.limits()
+	if !compact {
+		l.Inline = min(l.Inline, abi.MaxInlineRFC)
+	}
+	for _, x := range []struct {
+		name     string
+		is, most uint32
+	}{{"max_send_wr", c.Cap.MaxSendWR, l.QPWR}, {"max_recv_wr", c.Cap.MaxRecvWR, l.QPWR},
+		{"max_send_sge", c.Cap.MaxSendSGE, l.SGE}, {"max_recv_sge", c.Cap.MaxRecvSGE, l.SGE},
+		{"max_inline_data", c.Cap.MaxInline, l.Inline}} {
+		if x.is > x.most {
+			return refuse(syscall.EINVAL, "%s %d, at most %d", x.name, x.is, x.most)
+		}
 	}
 	q, err := d.sess.CreateQP(&c)
 	if err != nil {

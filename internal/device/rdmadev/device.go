@@ -21,6 +21,7 @@ import (
 
 	"weft/internal/device/virtio"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -44,6 +45,18 @@ type Caller interface {
 // Stats count what a device saw; each refusal has its name.
 type Stats struct {
 	Commands, CtrlErrors, CtrlNoRoom, Events, Calls, CallsDeferred uint64
+	// Refused commands by reason; together they are CtrlErrors.
+	RefusedFraming   uint64 // no command, or too short, or no room for the result
+	RefusedCommand   uint64 // not of this device, or its extension is not enabled (EOPNOTSUPP)
+	RefusedHandle    uint64 // names no object (ENOENT)
+	RefusedInUse     uint64 // the object is in use (EBUSY)
+	RefusedQuota     uint64 // a quota is used up (ENOSPC, ENOMEM)
+	RefusedAddress   uint64 // not in announced memory (EFAULT)
+	RefusedRight     uint64 // not for this client, or not to that destination (EPERM, EACCES)
+	RefusedValue     uint64 // a value, or a transition of states (EINVAL, and what remains)
+	MalformedSend    uint64 // send elements that complete with LOC_QP_OP_ERR
+	MalformedReceive uint64 // receive elements that complete with LOC_QP_OP_ERR
+	BrokenRings      uint64 // rings, and buffers in them, that ended the service of the device
 }
 
 // Config describes a device to make.
@@ -55,11 +68,20 @@ type Config struct {
 	Log     *slog.Logger
 	// MaxCQ and MaxQP are the numbers of rings the socket can name.
 	MaxCQ, MaxQP uint32
-	// Verbs offers the extensions that programs need.
+	// FirstRing is the number of the first completion ring of a device that is a part of another one: that one has the
+	// control queue, and calls Execute. 0: the device has its control queue itself, in ring 2.
+	FirstRing uint32
+	// MaxRing is the number of entries of the largest ring that the client can have; 0: the quotas bound its queues.
+	MaxRing uint32
+	// SetGID makes ADD_GID and DEL_GID change the GID table of the port: a zero GID empties the entry. The session then
+	// uses that table. nil: the session has a table of its own, of addresses that the port has.
+	SetGID func(index uint32, gid ib.GID) error
+	// Verbs is a program's device (WEFT_HELLO): it offers the extensions that only programs can use.
 	Verbs bool
 	// Privileged clients may give their queue pairs controlled Q_Keys.
 	Privileged bool
-	// Fail ends the session from within a turn; it must not call the device.
+	// Fail reports, from within a turn, a fault of the client after which the device does nothing for it: it reads and
+	// writes no ring any more. Fail must not call the device; the caller closes the device after the turn.
 	Fail func(reason error)
 }
 
@@ -81,7 +103,9 @@ type Device struct {
 	rung    []uint32 // rings with a pending bell, of one turn
 	owing   []*ring  // have notifications that found no room
 	chain   virtio.Chain
-	ctrl    []byte // a copy of the command in execution
+	ctrl    []byte             // a copy of the command in execution
+	after   func(n int) []byte // guest memory behind that command (Execute)
+	refused refusals
 	scratch [1024]byte
 	answer  [256]byte
 	dead    bool
@@ -94,6 +118,10 @@ func New(c Config) *Device {
 	d := &Device{cfg: c, adapter: c.Adapter, guest: c.Guest, log: c.Log,
 		rings: make(map[uint32]*ring), cqs: make(map[uint32]*cqRing)}
 	d.sess = c.Lane.NewSession(c.Adapter, d, c.MaxCQ, c.MaxQP, !c.Verbs)
+	if c.SetGID != nil {
+		d.sess.UsePortGIDs()
+	}
+	d.sess.SetStrict(true)
 	d.sess.SetPageSpace(d.pageSpace)
 	return d
 }
@@ -125,33 +153,45 @@ func (d *Device) now() mono.Time { return d.cfg.Now() }
 
 // offered returns the extension bits this device has.
 func (d *Device) offered() uint64 {
-	if !d.cfg.Verbs {
-		return 0
+	offer := uint64(extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extAtomicWrite | partsOfVerbs)
+	if d.cfg.Verbs {
+		offer |= extVerbs | extSRQResize // registration by address, and rings that move
 	}
-	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs | extAtomicWrite | extSRQResize
+	return offer
 }
 
-// fail ends the session; the reason is for the log.
+// fail ends the service; the reason is for people.
 func (d *Device) fail(format string, args ...any) {
 	if !d.dead {
 		d.dead = true
-		d.cfg.Fail(fmt.Errorf(format, args...))
+		err := fmt.Errorf(format, args...)
+		d.Stats.BrokenRings++
+		d.note("device", syscall.EIO, err.Error())
+		d.cfg.Fail(err)
 	}
 }
 
-// Ring numbers: one Ethernet queue pair, the control queue, then completion
+// Ring numbers of a device with a control queue of its own: one Ethernet queue pair, the control queue, then completion
 // rings, then a send and a receive ring per queue pair.
 const (
-	ctrlRing  = 2
-	firstRing = 3
+	ctrlRing     = 2
+	ownFirstRing = 3
 )
 
-func (d *Device) cqRing(cqn uint32) uint32    { return firstRing + cqn }
-func (d *Device) sendRing(slot uint32) uint32 { return firstRing + d.cfg.MaxCQ + 2*slot }
+// firstRing is the number of the first completion ring.
+func (d *Device) firstRing() uint32 {
+	if d.cfg.FirstRing != 0 {
+		return d.cfg.FirstRing
+	}
+	return ownFirstRing
+}
+
+func (d *Device) cqRing(cqn uint32) uint32    { return d.firstRing() + cqn }
+func (d *Device) sendRing(slot uint32) uint32 { return d.firstRing() + d.cfg.MaxCQ + 2*slot }
 func (d *Device) recvRing(slot uint32) uint32 { return d.sendRing(slot) + 1 }
 
-// Rings returns how many rings the device has.
-func (d *Device) Rings() uint32 { return firstRing + d.cfg.MaxCQ + 2*d.cfg.MaxQP }
+// Rings returns how many rings there are, up to the last one of the device.
+func (d *Device) Rings() uint32 { return d.firstRing() + d.cfg.MaxCQ + 2*d.cfg.MaxQP }
 
 // ring is one virtqueue of the device, from the first command or message that names it: objects and
 // virtqueues bind to it in any order.
@@ -177,7 +217,7 @@ func (d *Device) ring(i uint32) *ring {
 	r := d.rings[i]
 	if r == nil {
 		r = &ring{d: d, index: i}
-		if i == ctrlRing {
+		if i == ctrlRing && d.cfg.FirstRing == 0 {
 			r.posted = func() { d.control(r) }
 			r.started, r.stopped = r.posted, func() {}
 		}
@@ -198,12 +238,15 @@ func (d *Device) resetRing(i uint32) {
 	if r.vq != nil {
 		r.vq.Reset()
 	}
-	delete(d.cqs, i-firstRing)
+	delete(d.cqs, i-d.firstRing())
 }
 
 // StartRing sets the virtqueue of ring i and polls it. A stopped ring continues; a ring with other
 // memory or another size restarts.
 func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
+	if d.dead {
+		return
+	}
 	r := d.ring(i)
 	goesOn := r.idle != nil && q.Continue(r.idle)
 	if !goesOn {
@@ -234,7 +277,7 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 		return nil
 	}
 	q := r.vq
-	if r.stopped != nil {
+	if r.stopped != nil && !d.dead {
 		r.stopped()
 	}
 	r.Publish()
@@ -253,6 +296,8 @@ func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
 	switch {
 	case d.ext&extSRQResize == 0:
 		return syscall.EOPNOTSUPP
+	case d.dead:
+		return syscall.EIO
 	case r == nil || r.vq == nil || !r.shared:
 		return syscall.EINVAL
 	}
@@ -281,6 +326,9 @@ func (d *Device) Kick(i uint32) {
 
 // Poll polls every ring with a pending bell and reports whether there was one.
 func (d *Device) Poll() bool {
+	if d.dead {
+		return false
+	}
 	if len(d.owing) > 0 {
 		d.settle()
 	}
@@ -316,7 +364,7 @@ func (d *Device) Wake() {
 }
 
 // Owing reports whether notifications wait for room.
-func (d *Device) Owing() bool { return len(d.owing) > 0 }
+func (d *Device) Owing() bool { return len(d.owing) > 0 && !d.dead }
 
 // next returns the next element that the client filled.
 func (r *ring) next() (e virtio.Elem, ok bool) { return r.take(false) }
@@ -340,6 +388,7 @@ func (r *ring) cookie(head uint16) uint32 { return uint32(head) | uint32(r.gen)<
 // Done returns an element; it is visible to the client after Publish, or when the ring continues.
 func (r *ring) Done(cookie uint32) {
 	switch {
+	case r.d.dead:
 	case uint16(cookie>>16) != r.gen: // of a ring that is no more
 	case r.vq != nil:
 		r.vq.PushUsed(uint16(cookie), 0)
@@ -350,7 +399,7 @@ func (r *ring) Done(cookie uint32) {
 
 // Publish lets the client see what was given back.
 func (r *ring) Publish() {
-	if r.vq != nil && r.vq.Publish() {
+	if r.vq != nil && !r.d.dead && r.vq.Publish() {
 		r.notify()
 	}
 }
@@ -385,7 +434,7 @@ func (d *Device) settle() {
 
 // waiting returns how many elements the client has posted.
 func (r *ring) waiting() int {
-	if r.vq == nil {
+	if r.vq == nil || r.d.dead {
 		return 0
 	}
 	n, err := r.vq.Avail()
@@ -395,8 +444,19 @@ func (r *ring) waiting() int {
 	return n
 }
 
-// maxCommand bounds a control command; only a page list is that long.
-const maxCommand = 2 + abi.RegUserMRSize + 8*maxPages
+// behindChain returns a copy of the n octets of guest memory behind the command in the control queue (Execute).
+func (d *Device) behindChain(n int) []byte {
+	if n <= 0 || n > 8*maxPages {
+		return nil
+	}
+	if b := make([]byte, n); d.chain.ReadBehind(b) {
+		return b
+	}
+	return nil
+}
+
+// MaxCommand bounds a control command; only a page list is that long.
+const MaxCommand = 2 + abi.RegUserMRSize + 8*maxPages
 
 // A turn spends ctrlBudget on control commands: one costs ctrlCost and its
 // bytes. A client that posts faster than they execute must not keep the lane.
@@ -422,8 +482,7 @@ func (d *Device) control(r *ring) {
 			break
 		}
 		c := &d.chain
-		d.Stats.Commands++
-		n := min(c.ReadLen, maxCommand)
+		n := min(c.ReadLen, MaxCommand)
 		spent += ctrlCost + n
 		if cap(d.ctrl) < n {
 			d.ctrl = make([]byte, n)
@@ -431,8 +490,8 @@ func (d *Device) control(r *ring) {
 		d.ctrl = d.ctrl[:n]
 		c.ReadAt(d.ctrl, 0)
 		head, room := c.Head, c.WriteLen
-		out := d.execute(d.ctrl, room)
-		if r.vq == nil {
+		out := d.Execute(d.ctrl, room, d.behindChain)
+		if r.vq == nil || d.dead {
 			return // the command ended the session
 		}
 		c.WriteAt(out, 0)

@@ -28,8 +28,9 @@ type fabric struct {
 	adapter    *hca.Adapter
 	lane       *hca.Lane
 	clock      mono.Time
-	privileged bool // of drivers made from now on
-	owned      bool // a driver owns the adapter; other plain ones have numbers as programs have
+	privileged bool                  // of drivers made from now on
+	tune       func(*rdmadev.Config) // changes the configuration of devices made from now on; may be nil
+	owned      bool                  // a driver owns the adapter; other plain ones have numbers as programs have
 }
 
 // noLink refuses to be used: these tests stay within the node.
@@ -182,11 +183,15 @@ func (d *driver) open() {
 	f, verbs := d.f, d.verbs
 	f.t.Helper()
 	d.fault = nil
-	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane,
+	c := rdmadev.Config{Adapter: f.adapter, Lane: f.lane,
 		Guest: rdmadev.Guest{Space: d.guest, Words: d.guest, Contains: d.guest.Contains},
 		Now:   func() mono.Time { return f.clock },
 		Log:   slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
-		Fail: func(err error) { d.fault = err }})
+		Fail: func(err error) { d.fault = err }}
+	if f.tune != nil {
+		f.tune(&c)
+	}
+	d.dev = rdmadev.New(c)
 	attach := f.adapter.Attach
 	if d.owner || !verbs && !f.owned {
 		attach, d.owner, f.owned = f.adapter.AttachOwner, true, true
@@ -203,7 +208,7 @@ func (d *driver) open() {
 	}
 	if verbs {
 		d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(0)}.Append(nil), abi.ExtEnableSize)
-	} else {
+	} else if f.tune == nil {
 		for i := uint16(1); i < 4; i++ {
 			d.must(abi.CmdAddGID, abi.AddGID{Index: i, GID: f.adapter.Port().GIDs[i].GID}.Append(nil), 0)
 		}
@@ -490,6 +495,7 @@ type qp struct {
 	typ        ib.QPType
 	form       *abi.SendForm
 	send, recv *ring
+	access     ib.Access // rights of the peer; 0: the default
 }
 
 type qpOpt struct {
@@ -581,6 +587,9 @@ func (q *qp) connect(peer *qp) {
 			HopLimit: 64}}
 	if q.d.verbs {
 		a.QPAccessFlags |= ib.RemoteAtomic
+	}
+	if q.access != 0 {
+		a.QPAccessFlags = q.access
 	}
 	if peer != nil {
 		a.DestQPNum = peer.wire

@@ -15,14 +15,15 @@ import (
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 func (d *Device) queryDevice(_, res []byte) error {
-	l := d.adapter.Limits()
+	l := d.limits()
 	r := abi.QueryDeviceResult{
 		DeviceCapFlags: 1<<abi.CapRNRNAK | d.offered(), MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1,
 		MaxQPWR: l.QPWR, MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE,
 		MaxMR: l.MR, MaxPD: l.PD, MaxQPRdAtom: uint32(l.RdAtomic), MaxQPInitRdAtom: uint32(l.RdAtomic), MaxAH: l.AH,
 		LocalCAAckDelay: 15,
 	}
-	if d.offered() != 0 {
+	// Reserved words of the RFC, which a driver of it may expect to be zero. Programs read them before EXT_ENABLE.
+	if d.cfg.Verbs || d.ext != 0 {
 		r.MaxSRQ, r.MaxSRQWR, r.MaxSRQSGE = l.SRQ, l.SRQWR, l.SGE
 		r.MaxMW, r.MaxFastRegPages = l.MW, hca.MaxFastRegPages
 		p := d.adapter.Port()
@@ -102,19 +103,22 @@ func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
 // mayHave reports whether the client may give a queue pair a Q_Key: controlled
 // ones (IBA volume 1, 10.2.4) are for the privileged, as with Linux, where they
 // take CAP_NET_RAW.
-func (d *Device) mayHave(k ib.QKey) bool { return d.cfg.Privileged || k&ib.QKeyControlled == 0 }
+func (d *Device) mayHave(q *hca.QP, k ib.QKey) bool {
+	// QP 1 keeps its well-known key, whatever is stated.
+	return d.cfg.Privileged || k&ib.QKeyControlled == 0 || q.Config().Type == ib.GSI
+}
 
 func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
 	q, err := d.sess.QP(v.QPN)
 	if err != nil {
 		return err
 	}
-	if v.AttrMask&abi.AttrQKey != 0 && !d.mayHave(v.QKey) {
-		return syscall.EPERM
+	if v.AttrMask&abi.AttrQKey != 0 && !d.mayHave(q, v.QKey) {
+		return refuseQKey(v.QKey)
 	}
 	if v.AttrMask&abi.AttrCap != 0 {
 		if transportCap(v.Cap) != q.Config().Cap {
-			return syscall.EINVAL
+			return refuse(syscall.EINVAL, "the capacities of queue pair %d cannot change", v.QPN)
 		}
 		v.AttrMask &^= abi.AttrCap
 	}
@@ -123,17 +127,42 @@ func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
 		RNRRetry: v.RNRRetry, QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask,
 		DestQPN: v.DestQPNum, Access: v.QPAccessFlags, Port: 1}
 	mask, known := v.AttrMask.Verbs()
-	if !known || mask&ib.AttrRateLimit != 0 {
-		return syscall.EINVAL
+	if !known {
+		return refuse(syscall.EINVAL, "attributes %#x, of which %#x exist", uint32(v.AttrMask), uint32(abi.AttrAll))
 	}
 	// The RFC's device has one port and one partition key: the other attributes that verbs requires
 	// are implied.
 	if mask&ib.AttrState != 0 && a.State == ib.Init {
 		if cur := q.Transport().State(); cur == ib.Reset {
-			mask |= ib.AttrPKeyIndex | ib.AttrPort
+			mask |= ib.AttrPKeyIndex
+			if q.Config().Type != ib.GSI {
+				mask |= ib.AttrPort
+			}
 		}
 	}
-	return q.Modify(d.now(), &a, ahAttr(&v.AHAttr, true), mask)
+	return d.modify(q, &a, ahAttr(&v.AHAttr, true), mask, v.RateLimit)
+}
+
+// modify changes attributes of a queue pair; kbps is used with AttrRateLimit, in RTS or on the way there.
+func (d *Device) modify(q *hca.QP, a *transport.Attr, av *hca.AHAttr, mask ib.AttrMask, kbps uint32) error {
+	if mask&ib.AttrRateLimit == 0 {
+		return q.Modify(d.now(), a, av, mask)
+	}
+	to := q.Transport().State()
+	if mask&ib.AttrState != 0 {
+		to = a.State
+	}
+	if to != ib.RTS {
+		return refuse(syscall.EINVAL, "a rate limit in state %v, it belongs to RTS", to)
+	}
+	if err := q.Modify(d.now(), a, av, mask&^ib.AttrRateLimit); err != nil {
+		return err
+	}
+	return q.ModifyRate(kbps)
+}
+
+func refuseQKey(k ib.QKey) error {
+	return refuse(syscall.EPERM, "q_key %#x has the top bit: it is for privileged clients", uint32(k))
 }
 
 func (d *Device) queryQP(v abi.QueryQP, res []byte) error {
@@ -147,7 +176,7 @@ func (d *Device) queryQP(v abi.QueryQP, res []byte) error {
 		MaxRdAtomic:     a.MaxRdAtomic,
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry, QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
-		Cap: abiCap(q.Config().Cap), AHAttr: abiAH(q.AH())}.Append(nil))
+		RateLimit: q.RateLimit(), Cap: abiCap(q.Config().Cap), AHAttr: abiAH(q.AH())}.Append(nil))
 	return nil
 }
 
@@ -156,8 +185,8 @@ func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
 	if err != nil {
 		return err
 	}
-	if v.AttrMask&ib.AttrQKey != 0 && !d.mayHave(v.QKey) {
-		return syscall.EPERM
+	if v.AttrMask&ib.AttrQKey != 0 && !d.mayHave(q, v.QKey) {
+		return refuseQKey(v.QKey)
 	}
 	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, PathMigState: v.PathMigState,
 		QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask, DestQPN: v.DestQPNum, Access: v.Access &^ optionalAccess,
@@ -166,21 +195,7 @@ func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
 		RetryCnt: v.RetryCnt, RNRRetry: v.RNRRetry}
 	av := ahAttr(&v.AHAttr, v.IsGlobal != 0)
 	av.SL, av.SrcPathBits, av.DLID, av.StaticRate = v.SL, v.SrcPathBits, v.DLID, ib.Rate(v.StaticRate)
-	if v.AttrMask&ib.AttrRateLimit == 0 {
-		return q.Modify(d.now(), &a, av, v.AttrMask)
-	}
-	// A limit is set in RTS, or on the way there.
-	to := q.Transport().State()
-	if v.AttrMask&ib.AttrState != 0 {
-		to = a.State
-	}
-	if to != ib.RTS {
-		return syscall.EINVAL
-	}
-	if err := q.Modify(d.now(), &a, av, v.AttrMask&^ib.AttrRateLimit); err != nil {
-		return err
-	}
-	return q.ModifyRate(v.RateLimit)
+	return d.modify(q, &a, av, v.AttrMask, v.RateLimit)
 }
 
 func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 
+	"weft/internal/device/virtio"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
@@ -28,7 +29,7 @@ func (d *Device) bindSend(q *hca.QP, compact bool) {
 	r := d.ring(d.sendRing(q.Slot()))
 	c := q.Config()
 	s := &sendRing{ring: r, qp: q, form: &abi.SendRFC, maxSGE: c.Cap.MaxSendSGE, maxInl: c.Cap.MaxInline,
-		datagram: c.Type == ib.UD}
+		datagram: c.Type == ib.UD || c.Type == ib.GSI}
 	if compact {
 		s.form = &abi.SendCompact
 	}
@@ -40,20 +41,29 @@ func (d *Device) bindSend(q *hca.QP, compact bool) {
 	}
 }
 
-// Fetch implements hca.SendRing. Each byte of the element is read once, into private memory, and the
-// copy is validated. Inline bytes stay in place: their content is not validated, their position and
-// number are.
+// Fetch implements hca.SendRing.
 func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 	el, ok := s.next()
 	if !ok {
 		return false
 	}
+	s.parse(wr, el)
+	if wr.BadWQE {
+		s.d.Stats.MalformedSend++
+	}
+	return true
+}
+
+// parse makes a request of an element. Each byte of the element is read once, into private memory, and the
+// copy is validated. Inline bytes stay in place: their content is not validated, their position and
+// number are.
+func (s *sendRing) parse(wr *transport.SendWR, el virtio.Elem) {
 	elem := el.Data
 	wr.Cookie = s.cookie(el.Head)
 	b := s.d.scratch[:s.form.Head]
 	if copy(b, elem) < s.form.Head {
 		s.malformed(wr)
-		return true
+		return
 	}
 	var e abi.Send
 	e.Parse(b, s.form)
@@ -86,20 +96,19 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 		end := uint64(s.form.Inline) + uint64(e.Num)
 		if e.Num > s.maxInl || end > uint64(len(elem)) || s.form.MaxInl != 0 && e.Num > uint32(s.form.MaxInl) {
 			wr.BadWQE = true
-			return true
+			return
 		}
 		wr.InlineData = elem[s.form.Inline:end:end]
 		if el.Gathered {
 			wr.InlineData = bytes.Clone(wr.InlineData) // the ring reuses it
 		}
-		return true
+		return
 	}
 	if e.Num > s.maxSGE || len(elem) < s.form.Head+int(e.Num)*abi.SGESize {
 		wr.BadWQE = true
-		return true
+		return
 	}
 	wr.SGE = s.d.sges(wr.SGE, elem[s.form.Head:], e.Num)
-	return true
 }
 
 // needs are the extensions that operations take.
@@ -145,21 +154,29 @@ func (s *recvRing) Fetch(wr *transport.RecvWR) bool {
 	if !ok {
 		return false
 	}
+	s.parse(wr, el)
+	if wr.BadWQE {
+		s.d.Stats.MalformedReceive++
+	}
+	return true
+}
+
+// parse makes a request of an element, as that of a sendRing does.
+func (s *recvRing) parse(wr *transport.RecvWR, el virtio.Elem) {
 	elem := el.Data
 	wr.Cookie, wr.ID, wr.BadWQE, wr.SGE = s.cookie(el.Head), 0, true, wr.SGE[:0]
 	b := s.d.scratch[:abi.RQSize]
 	if copy(b, elem) < abi.RQSize {
-		return true
+		return
 	}
 	var e abi.Recv
 	e.Parse(b)
 	wr.ID = e.WRID
 	if e.Num > s.maxSGE || len(elem) < abi.RQSize+int(e.Num)*abi.SGESize {
-		return true
+		return
 	}
 	wr.BadWQE = false
 	wr.SGE = s.d.sges(wr.SGE, elem[abi.RQSize:], e.Num)
-	return true
 }
 
 // Len implements hca.RecvRing.

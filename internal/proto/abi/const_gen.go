@@ -217,6 +217,10 @@ const (
 	CapVerbs       = 56
 	CapAtomicWrite = 57
 	CapSRQResize   = 58
+	CapMcast       = 59
+	CapPortAttr    = 60
+	CapQPAttr      = 61
+	CapCQResize    = 62
 )
 
 // Flags of CREATE_QP.
