@@ -73,8 +73,8 @@ func (d *Device) control(v *ring) {
 	d.publish(v)
 }
 
-// answer executes the command in c and returns the answer, nil if there is no room for it, and how many octets of the
-// command were read.
+// answer executes the command in c and returns the answer, nil if there is no room for it, and how many octets were read
+// for it.
 func (d *Device) answer(c *virtio.Chain) (answer []byte, n int) {
 	if c.WriteLen == 0 {
 		return nil, 0
@@ -90,7 +90,8 @@ func (d *Device) answer(c *virtio.Chain) (answer []byte, n int) {
 	b := d.command[:n]
 	c.ReadAt(b, 0)
 	if d.hasRoCE() && n >= abi.CtrlHeaderSize && b[0] == abi.ClassRoCE {
-		return d.roce(b), n
+		answer, behind := d.roce(b)
+		return answer, n + behind
 	}
 	d.ack[0] = d.execute(b)
 	return d.ack[:], n

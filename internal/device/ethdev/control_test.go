@@ -210,7 +210,7 @@ func TestGuestOffloads(t *testing.T) {
 
 	// A driver of a later version of virtio-net.
 	h := &half{qps: 40, cqs: 30}
-	w.half = h
+	w.half.Store(h)
 	g = w.guest(0, ethdevtest.Options{Features: mrg | guest | set | roce, Control: true})
 	for _, mask := range []uint64{guest | roce, roce, 0} {
 		want := ether.Features(0)

@@ -186,7 +186,7 @@ func (d *Device) kicks(i int) bool { return i%2 == 1 || i == d.controlRing() }
 // SetRing implements vhost.Rings.
 func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 	e := d.do(func() {
-		if i >= len(d.rings) || d.hasRoCE() && i > d.controlRing() {
+		if i >= len(d.rings) || d.hasRoCE() && i > 2*d.pairs() {
 			err = fmt.Errorf("ring %d is not of the Ethernet half: %w", i, unix.EINVAL)
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,8 +36,8 @@ type world struct {
 	dir  string
 	port []*port
 
-	forget time.Duration // of the ports
-	half   ethdev.RoCE   // of the next session; nil: none
+	forget time.Duration        // of the ports
+	half   atomic.Pointer[half] // of the next session; nil: none
 }
 
 type port struct {
@@ -87,7 +88,11 @@ func newWorldOf(t testing.TB, sockets int, forget time.Duration) *world {
 		}
 		p.Server, err = vhost.Listen(p.path, 0o600, vhost.Config{
 			New: func(s *vhost.Session) (vhost.Device, error) {
-				d, err := p.AttachCard(s, w.half)
+				var other ethdev.RoCE
+				if h := w.half.Load(); h != nil {
+					other = h
+				}
+				d, err := p.AttachCard(s, other)
 				if err != nil {
 					return vhost.Device{}, err
 				}

@@ -22,7 +22,8 @@ type RoCE interface {
 	// Execute executes a command of the class abi.ClassRoCE, on the lane, and returns the answer, the
 	// acknowledgement first: at least one octet and at most room, which is positive. command holds class, command code
 	// and data; it is a private copy that is valid during the call. behind returns a copy of the n octets of guest
-	// memory directly behind the command, or nil if they are not in the same region of announced memory.
+	// memory directly behind the command, valid until the next call of behind, or nil if they are not in the same
+	// region of announced memory or if n exceeds MaxPageList.
 	Execute(command []byte, room int, behind func(n int) []byte) (answer []byte)
 }
 
@@ -74,15 +75,21 @@ func (d *Device) begin() {
 	}
 }
 
-// roce passes a command on to the RoCE half.
-func (d *Device) roce(command []byte) (answer []byte) {
-	return d.half.Execute(command, d.chain.WriteLen, func(n int) []byte {
+// roce passes a command on to the RoCE half, and returns how many octets behind it were read, too.
+func (d *Device) roce(command []byte) (answer []byte, read int) {
+	answer = d.half.Execute(command, d.chain.WriteLen, func(n int) []byte {
 		if n < 0 || n > MaxPageList {
 			return nil
 		}
-		if b := make([]byte, n); d.chain.ReadBehind(b) {
+		read += n
+		at := len(command)
+		if cap(d.command) < at+n {
+			d.command = make([]byte, at+n)
+		}
+		if b := d.command[at : at+n]; d.chain.ReadBehind(b) {
 			return b
 		}
 		return nil
 	})
+	return answer, read
 }

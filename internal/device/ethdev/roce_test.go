@@ -52,7 +52,7 @@ func TestCardFeatures(t *testing.T) {
 	w := newWorld(t, 2)
 	plain := w.guest(0, ethdevtest.Options{})
 	h := &half{qps: 40, cqs: 30}
-	w.half = h
+	w.half.Store(h)
 	card := w.guest(1, ethdevtest.Options{Features: roce, Control: true})
 	offers := func(g *ethdevtest.Guest) uint64 {
 		f, err := g.GetU64(abi.ReqGetFeatures)
@@ -82,7 +82,7 @@ func TestCardFeatures(t *testing.T) {
 	for _, f := range []uint64{roce | 1<<abi.FeatureVersion1, roce | 1<<abi.FeatureCtrlVQ} {
 		card.Close()
 		<-w.port[1].ends
-		h.begun = nil
+		w.hub.Do(func() { h.begun = nil })
 		front, err := vhosttest.Dial(w.port[1].path)
 		if err != nil {
 			t.Fatal(err)
@@ -96,9 +96,12 @@ func TestCardFeatures(t *testing.T) {
 		if err := front.Do(abi.ReqSetStatus, vhosttest.U64(0x0b)); err != nil {
 			t.Fatal(err)
 		}
-		if st, err := front.GetU64(abi.ReqGetStatus); st != 3 || err != nil || h.begun != nil {
-			t.Errorf("features %#x: status %#x, %v, begun %v", f, st, err, h.begun)
-		}
+		st, err := front.GetU64(abi.ReqGetStatus)
+		w.hub.Do(func() {
+			if st != 3 || err != nil || h.begun != nil {
+				t.Errorf("features %#x: status %#x, %v, begun %v", f, st, err, h.begun)
+			}
+		})
 		front.Close()
 		<-w.port[1].ends
 		card = w.guest(1, ethdevtest.Options{})
@@ -114,7 +117,7 @@ func TestCardRings(t *testing.T) {
 	}{{roce, 2, 3}, {roce | mq, 8, 9}, {mq, 8, -9}, {0, 2, -3}} {
 		w := newWorld(t, 1) // of four pairs
 		h := &half{qps: 40, cqs: 30}
-		w.half = h
+		w.half.Store(h)
 		o := ethdevtest.Options{Features: c.features, Control: true}
 		if c.features&mq != 0 {
 			o.Pairs = 4
@@ -146,11 +149,11 @@ func TestCardRings(t *testing.T) {
 	}
 	// No more rings than a message can name.
 	w := newWorld(t, 1)
-	w.half = &half{qps: 100, cqs: 48}
+	w.half.Store(&half{qps: 100, cqs: 48})
 	if _, err := ethdevtest.NewGuest(t, w.port[0].path, ethdevtest.Options{}); !vhosttest.Closed(err) {
 		t.Errorf("257 rings: %v", err)
 	}
-	w.half = &half{qps: 100, cqs: 47}
+	w.half.Store(&half{qps: 100, cqs: 47})
 	w.guest(0, ethdevtest.Options{})
 }
 
@@ -168,7 +171,7 @@ func pieces(gpa uint64, sizes ...int) (list []virtiotest.Buf) {
 func TestCardCommands(t *testing.T) {
 	w := newWorld(t, 1)
 	h := &half{qps: 40, cqs: 30, say: []byte("\x00answer")}
-	w.half = h
+	w.half.Store(h)
 	g := w.guest(0, ethdevtest.Options{Features: roce, Control: true, MemSize: 32 << 20})
 	if err := g.Do(abi.ReqSetStatus, vhosttest.U64(0x0b)); err != nil { // not DRIVER_OK
 		t.Fatal(err)
@@ -281,10 +284,10 @@ func TestCardCommands(t *testing.T) {
 // TestCardCommandBudget: a driver that posts commands faster than they execute does not keep the lane; what is left is
 // executed in later turns, which come without a kick.
 func TestCardCommandBudget(t *testing.T) {
-	for _, c := range []struct{ size, most int }{{2, 16}, {60 << 10, 2}, {2 << 20, 1}} {
+	for _, c := range []struct{ size, behind, most int }{{2, 0, 16}, {60 << 10, 0, 2}, {2 << 20, 0, 1}, {34, 60 << 10, 2}} {
 		w := newWorld(t, 1)
-		h := &half{qps: 40, cqs: 30, say: []byte{abi.AckOK}}
-		w.half = h
+		h := &half{qps: 40, cqs: 30, say: []byte{abi.AckOK}, ask: c.behind}
+		w.half.Store(h)
 		g := w.guest(0, ethdevtest.Options{Features: roce, Control: true, Num: 128, MemSize: 32 << 20})
 		w.hub.Remove(w.port[0].Port)
 		command, out := g.Mem.Alloc(c.size, 8), g.Mem.Alloc(1, 1)
