@@ -141,7 +141,7 @@ func (d *Device) execute(b []byte) (ack uint8) {
 		}
 	case abi.ClassGuestOffloads:
 		if command == offloadsSet && len(data) >= 8 && d.has(abi.FeatureCtrlGuestOffloads) {
-			// Bit 55 is GUEST_USO6 to drivers that do not know ROCE: nothing of that kind is ever handed over.
+			// For a driver without ROCE support bit 55 is GUEST_USO6. The device never hands over such frames.
 			mask := le.Uint64(data)
 			if ok = mask&^(guestOffloads|1<<abi.FeatureRoCE) == 0 && mask&^d.features == 0; ok {
 				d.takes = taken(mask)

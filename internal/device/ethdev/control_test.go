@@ -6,10 +6,13 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"weft/internal/device/ethdev/ethdevtest"
 	"weft/internal/device/virtio/virtiotest"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ether"
+	"weft/internal/service/vnic"
 )
 
 // TestControl: every command that is none, or is not negotiated, is answered with an
@@ -223,5 +226,42 @@ func TestGuestOffloads(t *testing.T) {
 	}
 	if ack := offloads(g, 1<<54|guest); ack != abi.AckErr {
 		t.Error("GUEST_USO4 was not offered")
+	}
+}
+
+// TestCarrierMessages: a front-end with a channel receives one message per change of the configuration space.
+func TestCarrierMessages(t *testing.T) {
+	w := newWorld(t, 1)
+	g := w.guest(0, ethdevtest.Options{Features: mrg})
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p[0])
+	defer unix.Close(p[1])
+	if err := g.Do(abi.ReqSetBackendReqFD, nil, p[1]); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		dev  vnic.Device
+		told int
+	}{
+		{vnic.Device{MTU: 1500, MaxMTU: 9000, Carrier: true}, 0},
+		{vnic.Device{MTU: 1500, MaxMTU: 9000}, 1},
+		{vnic.Device{MTU: 1500, MaxMTU: 9000}, 0},
+		{vnic.Device{MTU: 1500, MaxMTU: 1500}, 1},
+		{vnic.Device{MTU: 1500, MaxMTU: 1500, Carrier: true}, 1},
+	} {
+		w.hub.Do(func() { w.port[0].Configure(c.dev) })
+		b := make([]byte, 256)
+		n, err := unix.Read(p[0], b)
+		if err == unix.EAGAIN {
+			n = 0
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if n != c.told*abi.VUHeaderSize {
+			t.Errorf("%+v: %d octets", c.dev, n)
+		}
 	}
 }

@@ -59,6 +59,7 @@ func (d *Device) Parts() vhost.Device {
 // session is what a Device needs of its vhost.Session.
 type session interface {
 	NeedsReset()
+	ConfigChanged()
 	Fail(r vhost.Reason, cause error)
 }
 

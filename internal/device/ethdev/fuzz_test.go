@@ -20,6 +20,7 @@ func (alone) Watch(*vhost.Kick) error  { return nil }
 func (alone) Unwatch(*vhost.Kick)      {}
 func (alone) Quiesce()                 {}
 func (alone) NeedsReset()              {}
+func (alone) ConfigChanged()           {}
 func (alone) Fail(vhost.Reason, error) {}
 func (alone) Logging() bool            { return false }
 func (alone) Owns(uintptr) bool        { return false }

@@ -237,6 +237,70 @@ func TestBrokenRing(t *testing.T) {
 	}
 }
 
+// TestRecovery: after a reset a device with a broken ring works, whichever ring broke.
+func TestRecovery(t *testing.T) {
+	const bad = 1 << 50
+	for _, f := range []uint64{mrg, mrg | packed} {
+		for i := range 6 {
+			w := newWorld(t, 2)
+			a := w.guest(0, ethdevtest.Options{Features: f | 1<<abi.FeatureCtrlRX, Control: true, NoFill: true})
+			b := w.guest(1, ethdevtest.Options{Features: mrg})
+			q := []*ethdevtest.Queue{a.RX[0], a.TX[0], a.CVQ}[i/2]
+			q.Raw([]virtiotest.Buf{{GPA: bad, Len: 100}}, []virtiotest.Buf{{GPA: a.Mem.Base, Len: 1}})
+			w.write(0, frame(60, 1))
+			if !ethdevtest.Await(q.Err, limit) {
+				t.Fatal("the driver is not told")
+			}
+			if st, err := a.GetU64(abi.ReqGetStatus); st != 0x4f || err != nil {
+				t.Errorf("status %#x, %v", st, err)
+			}
+			reset := func() error { return a.Do(abi.ReqSetStatus, vhosttest.U64(0)) }
+			if i%2 == 1 {
+				reset = func() error { return a.Do(abi.ReqResetDevice, nil) }
+			}
+			if err := reset(); err != nil {
+				t.Fatal(err)
+			}
+			rings := []*ethdevtest.Queue{a.RX[0], a.TX[0], a.CVQ}
+			for _, q := range rings {
+				if _, err := q.Stop(); err != nil {
+					t.Fatal(err)
+				}
+				q.Resize(64)
+			}
+			for _, m := range []struct {
+				request uint32
+				value   uint64
+			}{{abi.ReqSetStatus, 3}, {abi.ReqSetFeatures, a.Opt.Features}, {abi.ReqSetStatus, 0x0b}} {
+				if err := a.Do(m.request, vhosttest.U64(m.value)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			buffers := a.Mem.Alloc(4096, 4096)
+			for _, q := range rings {
+				if err := q.Start(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a.RX[0].Post(virtiotest.Buf{GPA: buffers, Len: 4096})
+			if err := a.Do(abi.ReqSetStatus, vhosttest.U64(0x0f)); err != nil {
+				t.Fatal(err)
+			}
+			if st, err := a.GetU64(abi.ReqGetStatus); st != 0x0f || err != nil {
+				t.Errorf("status %#x, %v", st, err)
+			}
+			crosses(t, a.TX[0], b.RX[0], 100, 1)
+			crosses(t, b.TX[0], a.RX[0], 100, 2)
+			if ack, err := a.Command(abi.ClassRX, 0, []byte{1}); ack != abi.AckOK || err != nil {
+				t.Error(ack, err)
+			}
+			if s := w.stats(0); s.BrokenRings != 1 {
+				t.Errorf("%+v", s)
+			}
+		}
+	}
+}
+
 // TestReconnect: a guest that goes and comes finds its port as it was, and leaves nothing.
 func TestReconnect(t *testing.T) {
 	w := newWorld(t, 2)

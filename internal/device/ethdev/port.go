@@ -116,14 +116,17 @@ func New(c Config) (*Port, error) {
 	return p, nil
 }
 
-// show makes the configuration space.
+// show makes the configuration space. It notifies the front-end of a change.
 func (p *Port) show(mtu int, carrier bool) {
 	c := &abi.Config{MAC: p.hear.own, MTU: uint16(min(mtu, 65535)), MaxVirtqueuePairs: uint16(p.cfg.Pairs),
 		Speed: 0xffffffff, Duplex: 0xff}
 	if carrier {
 		c.Status = statusLinkUp
 	}
-	p.shown.Store(c)
+	old := p.shown.Swap(c)
+	if p.dev != nil && *old != *c {
+		p.dev.s.ConfigChanged()
+	}
 }
 
 // setMAC makes mac the guest's own address, which the configuration space then shows.

@@ -68,7 +68,7 @@ func (d *Device) pairs() int {
 	return 1
 }
 
-// begin tells the RoCE half what the driver negotiated.
+// begin reports the driver's choice of features to the RoCE half.
 func (d *Device) begin() {
 	if d.half != nil {
 		d.half.Begin(2*d.pairs()+1, d.hasRoCE())

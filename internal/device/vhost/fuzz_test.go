@@ -25,11 +25,12 @@ var known = []uint32{abi.ReqGetFeatures, abi.ReqSetFeatures, abi.ReqSetOwner, ab
 	abi.ReqSetVringErr, abi.ReqGetProtocolFeatures, abi.ReqSetProtocolFeatures, abi.ReqGetQueueNum, abi.ReqSetVringEnable,
 	abi.ReqGetConfig, abi.ReqSetConfig, abi.ReqResetDevice, abi.ReqGetMaxMemSlots, abi.ReqAddMemReg, abi.ReqRemMemReg,
 	abi.ReqSetStatus, abi.ReqGetStatus, abi.ReqHello, abi.ReqSetDoorbell, abi.ReqSetRing, abi.ReqStopRing, abi.ReqProcMem,
-	abi.ReqSetLogBase, abi.ReqSetLogFD, abi.ReqSendRARP, abi.ReqNetSetMTU}
+	abi.ReqSetLogBase, abi.ReqSetLogFD, abi.ReqSendRARP, abi.ReqNetSetMTU,
+	abi.ReqSetBackendReqFD}
 
 // sizes are the payload lengths that are right for known.
 var sizes = []int{0, 8, 0, 0, 8 + 32, 8, 40, 8, 8, 8, 8, 8, 0, 8, 0, 8, 12 + 8, 12 + 8, 0, 0, 40, 40, 8, 0, 16, 16,
-	48, 8, 16, 16, 0, 8, 8}
+	48, 8, 16, 16, 0, 8, 8, 0}
 
 // writer makes a script of messages, as FuzzMessages reads it.
 type writer []byte
@@ -47,6 +48,7 @@ const (
 	fdPipe
 	fdProcMem
 	fdNull
+	fdSocket
 	fdKinds
 )
 
@@ -113,7 +115,17 @@ func seeds() (list []writer) {
 	packed.add(abi.ReqSetVringKick, 9, []byte{fdEvent}, vhosttest.U64(2))
 	packed.add(abi.ReqSetVringEnable, 9, nil, put(2, 1))
 	packed.add(abi.ReqGetVringBase, 1, nil, put(2, 0))
-	return []writer{std, stop, table, weft, log, packed}
+	channel := start(false)
+	channel.add(abi.ReqSetProtocolFeatures, 9, nil, vhosttest.U64(1<<abi.ProtoReplyAck|1<<abi.ProtoBackendReq))
+	channel.add(abi.ReqSetBackendReqFD, 9, []byte{fdSocket}, nil)
+	channel.add(abi.ReqSetBackendReqFD, 9, []byte{fdSocket}, nil)
+	channel.add(abi.ReqSetVringNum, 9, nil, put(2, 4))
+	channel.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256,
+		Used: fixed + 512}.Append(nil))
+	channel.add(abi.ReqSetVringKick, 9, []byte{fdEvent}, vhosttest.U64(2))
+	channel.add(abi.ReqRemMemReg, 9, nil, abi.VUMemReg{GPA: fixed, Size: 1 << 16, UserAddr: fixed}.Append(nil))
+	channel.add(abi.ReqSetBackendReqFD, 9, []byte{fdPipe}, nil)
+	return []writer{std, stop, table, weft, log, packed, channel}
 }
 
 // FuzzMessages sends any sequence of messages with any descriptors. Whatever
@@ -138,14 +150,20 @@ func FuzzMessages(f *testing.F) {
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		f.Fatal(err)
 	}
+	sockets, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Cleanup(func() {
 		proc.Close()
 		null.Close()
+		unix.Close(sockets[0])
+		unix.Close(sockets[1])
 		unix.Close(pipe[0])
 		unix.Close(pipe[1])
 	})
 	kinds := [fdKinds]int{fdEvent: vhosttest.Eventfd(f), fdMem: m.FD, fdPipe: pipe[1], fdProcMem: int(proc.Fd()),
-		fdNull: int(null.Fd())}
+		fdNull: int(null.Fd()), fdSocket: sockets[0]}
 	// The runtime opens descriptors of its own at the first connection.
 	first, _ := vhosttest.Dial(socket.path)
 	first.Close()

@@ -76,8 +76,11 @@ func (s *Session) halt(i int, r *ring) {
 	}
 }
 
-// NeedsReset sets DEVICE_NEEDS_RESET in the status.
-func (s *Session) NeedsReset() { s.status.Or(abi.StatusNeedsReset) }
+// NeedsReset sets DEVICE_NEEDS_RESET in the status and notifies the front-end.
+func (s *Session) NeedsReset() {
+	s.status.Or(abi.StatusNeedsReset)
+	s.backend.configChange()
+}
 
 // broken notifies the front-end that a ring is broken.
 func (s *Session) broken(r *ring) {

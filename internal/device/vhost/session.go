@@ -34,7 +34,8 @@ type Session struct {
 	rings    map[int]*ring
 	doorbell span // empty: none
 	kick     *Kick
-	held     int // descriptors: of messages, rings, the doorbell and the process
+	held     int // descriptors: of messages, rings, the doorbell, the process and the backend
+	backend  backend
 
 	verdict atomic.Pointer[end]
 }
@@ -62,7 +63,8 @@ func (s *Session) Fail(r Reason, cause error) {
 
 // Protocol features offered to every front-end, and those of WEFT.
 const (
-	protoAll  = 1<<abi.ProtoMQ | 1<<abi.ProtoReplyAck | 1<<abi.ProtoConfig | 1<<abi.ProtoResetDevice | 1<<abi.ProtoConfigureMemSlots | 1<<abi.ProtoStatus
+	protoAll = 1<<abi.ProtoMQ | 1<<abi.ProtoReplyAck | 1<<abi.ProtoBackendReq | 1<<abi.ProtoConfig |
+		1<<abi.ProtoResetDevice | 1<<abi.ProtoConfigureMemSlots | 1<<abi.ProtoStatus
 	protoWeft = 1 << abi.ProtoWeft
 )
 
@@ -102,12 +104,13 @@ var handlers = map[uint32]handler{
 	abi.ReqGetQueueNum: {0, 0, false, func(s *Session, m *message) error {
 		return s.answer(m, max(1, uint64(s.dev.Registers.Config().MaxVirtqueuePairs)))
 	}},
-	abi.ReqSetVringEnable: {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
-	abi.ReqSendRARP:       {8, 0, false, (*Session).sendRARP},
-	abi.ReqNetSetMTU:      {8, 0, false, (*Session).netSetMTU},
-	abi.ReqGetConfig:      {-1, 0, false, (*Session).getConfig},
-	abi.ReqSetConfig:      {-1, 0, false, func(*Session, *message) error { return unix.EOPNOTSUPP }},
-	abi.ReqResetDevice:    {0, 0, false, (*Session).resetDevice},
+	abi.ReqSetVringEnable:  {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
+	abi.ReqSendRARP:        {8, 0, false, (*Session).sendRARP},
+	abi.ReqNetSetMTU:       {8, 0, false, (*Session).netSetMTU},
+	abi.ReqSetBackendReqFD: {0, 1, false, (*Session).setBackendReqFD},
+	abi.ReqGetConfig:       {-1, 0, false, (*Session).getConfig},
+	abi.ReqSetConfig:       {-1, 0, false, func(*Session, *message) error { return unix.EOPNOTSUPP }},
+	abi.ReqResetDevice:     {0, 0, false, (*Session).resetDevice},
 	abi.ReqGetMaxMemSlots: {0, 0, false, func(s *Session, m *message) error {
 		return s.answer(m, abi.MaxMemRegions)
 	}},
@@ -444,6 +447,7 @@ func (s *Session) close(reason error) {
 	}
 	s.rings = nil
 	s.closeKick(s.kick)
+	s.backend.replace(-1)
 	s.release(s.held) // the device has closed the memory of the process
 	s.table.close()
 }

@@ -9,8 +9,8 @@
 // Device, which does the work on its lane and returns, and sends the reply. The package must never
 // access a ring's elements, block a lane, or let a front-end's mistake cost more than its session.
 //
-// docs/notes/abi.md holds the private requests. Protocol features offered: MQ, REPLY_ACK, CONFIG,
-// RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; WEFT to a front-end that sent WEFT_HELLO; RARP and MTU
+// docs/notes/abi.md holds the private requests. Protocol features offered: MQ, REPLY_ACK, BACKEND_REQ,
+// CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; WEFT to a front-end that sent WEFT_HELLO; RARP and MTU
 // for a device with an Ethernet half, and LOG_SHMFD for one that offers to log. There is no region for
 // requests in flight: Ethernet rings need none, and RoCE rings do not survive a session.
 package vhost

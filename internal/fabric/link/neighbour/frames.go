@@ -117,7 +117,7 @@ func (r *Resolver) arp(now mono.Time, frame []byte) {
 	if !unicast(ip) {
 		return // a probe of a station without an address (RFC 5227)
 	}
-	r.hears(now, ip, from, op == arpReply && target == r.mac && [6]byte(frame) == r.mac, to)
+	r.take(now, ip, from, op == arpReply && target == r.mac && [6]byte(frame) == r.mac, to)
 }
 
 // discovery takes a solicitation or advertisement of a neighbour.
@@ -161,9 +161,9 @@ func (r *Resolver) discovery(now mono.Time, frame []byte) {
 		return
 	}
 	if !found || !unicast(about) {
-		return // it says nothing about a MAC
+		return // it names no MAC of a station
 	}
-	r.hears(now, about, from, solicited && [6]byte(frame) == r.mac, to)
+	r.take(now, about, from, solicited && [6]byte(frame) == r.mac, to)
 }
 
 // linkAddress finds the link-layer address of a kind among options. ok is false if the options are malformed.

@@ -6,9 +6,9 @@
 // What comes in: questions of the card (Ask) and the frames that arrive at its port (Frame), which the guest gets too;
 // what goes out: frames with questions (Next), and results (New's resolved). One lane of package node owns a Resolver,
 // calls it and passes the time. A Resolver has no goroutine, lock or clock. It resolves addresses of the segment; it
-// knows no gateways, and never answers questions: the guest does.
+// has no gateways, and never answers questions: the guest does.
 //
-// It must never believe a station that it did not ask. It takes an answer only from a frame that comes from the MAC
+// It must never trust a frame that it did not request. It takes an answer only from a frame that comes from the MAC
 // that the answer names, goes to the card, and belongs to a question of the card that is outstanding. Every other
 // frame can at most confirm what is known, or cause a new question.
 package neighbour
@@ -202,9 +202,9 @@ func (r *Resolver) report(e *entry, mac [6]byte, ok bool) {
 	r.resolved(ip, mac, ok)
 }
 
-// hears takes what a frame says about the MAC of a station. answer is set if it answers a question that was sent from
+// take handles a frame that names the MAC of a station. answer is set if it answers a question that was sent from
 // the address to.
-func (r *Resolver) hears(now mono.Time, ip netip.Addr, mac [6]byte, answer bool, to netip.Addr) {
+func (r *Resolver) take(now mono.Time, ip netip.Addr, mac [6]byte, answer bool, to netip.Addr) {
 	e := r.find(ip)
 	switch {
 	case e != nil && e.asking && e.sent > 0 && answer && e.src == to:

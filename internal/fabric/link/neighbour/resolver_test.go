@@ -190,7 +190,7 @@ func TestAnswers(t *testing.T) {
 		now = now.Add(valid - 1)
 		ask(0)
 		c.heard(t, yes)
-		// Another station says that it has the address: the owner is asked.
+		// Another station claims the address: the owner gets a new question.
 		if v6 {
 			c.Frame(now, ndFrame([6]byte{0x33, 0x33, 0, 0, 0, 1}, other, peer6, netip.MustParseAddr("ff02::1"), 136, 0x20,
 				peer6, option(2, other)...))
