@@ -73,8 +73,8 @@ func (d *Device) control(v *ring) {
 	d.publish(v)
 }
 
-// answer executes the command in c and returns the answer, nil if there is no room for it, and how many octets were read
-// for it.
+// answer executes the command in c and returns the answer, nil if there is no room for it, and how many octets were
+// read for it.
 func (d *Device) answer(c *virtio.Chain) (answer []byte, n int) {
 	if c.WriteLen == 0 {
 		return nil, 0

@@ -46,7 +46,8 @@ func TestControl(t *testing.T) {
 	if s := w.stats(0); s.Commands != 16 || s.CommandErrors != 14 {
 		t.Errorf("%d commands, %d errors", s.Commands, s.CommandErrors)
 	}
-	all := uint64(1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlRXExtra | 1<<abi.FeatureCtrlMACAddr | 1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureGuestAnnounce)
+	all := uint64(1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlRXExtra | 1<<abi.FeatureCtrlMACAddr |
+		1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureGuestAnnounce)
 	w = newWorld(t, 1)
 	g = w.guest(0, ethdevtest.Options{Features: mrg | all, Control: true})
 	for _, c := range []struct {
@@ -108,7 +109,8 @@ func TestControlFraming(t *testing.T) {
 				g.Mem.At(out, 1)[0] = 0x5a
 				g.CVQ.Raw(pieces(at, read...), pieces(out, write...))
 				if n, err := g.CVQ.Reap(); n != 1 || err != nil || g.Mem.At(out, 1)[0] != abi.AckOK {
-					t.Errorf("% x in %v, answer in %v: %d used, ack %d, %v", command, read, write, n, g.Mem.At(out, 1)[0], err)
+					t.Errorf("% x in %v, answer in %v: %d used, ack %d, %v", command, read, write, n,
+						g.Mem.At(out, 1)[0], err)
 				}
 			}
 		}
@@ -128,7 +130,8 @@ func TestDriverAddress(t *testing.T) {
 	if ack, err := g.Command(abi.ClassMAC, 1, mac[:]); ack != abi.AckOK || err != nil {
 		t.Fatal(ack, err)
 	}
-	if ack, err := g.Command(abi.ClassMAC, 0, []byte{1, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, 0}); ack != abi.AckOK || err != nil {
+	table := []byte{1, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, 0}
+	if ack, err := g.Command(abi.ClassMAC, 0, table); ack != abi.AckOK || err != nil {
 		t.Fatal(ack, err)
 	}
 	p, err := g.Get(abi.ReqGetConfig, append(abi.VUConfig{Size: abi.ConfigSize}.Append(nil),

@@ -14,10 +14,12 @@ import (
 )
 
 // offered are the feature bits of a card without a RoCE half.
-const offered = 1<<abi.FeatureCsum | 1<<abi.FeatureGuestCsum | 1<<abi.FeatureCtrlGuestOffloads | 1<<abi.FeatureMTU | 1<<abi.FeatureMAC |
+const offered = 1<<abi.FeatureCsum | 1<<abi.FeatureGuestCsum | 1<<abi.FeatureCtrlGuestOffloads |
+	1<<abi.FeatureMTU | 1<<abi.FeatureMAC |
 	1<<abi.FeatureGuestTSO4 | 1<<abi.FeatureGuestTSO6 | 1<<abi.FeatureGuestECN |
 	1<<abi.FeatureHostTSO4 | 1<<abi.FeatureHostTSO6 | 1<<abi.FeatureHostECN | 1<<abi.FeatureHostUSO |
-	1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureStatus | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureCtrlRXExtra |
+	1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureStatus | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureCtrlRX |
+	1<<abi.FeatureCtrlVLAN | 1<<abi.FeatureCtrlRXExtra |
 	1<<abi.FeatureGuestAnnounce | 1<<abi.FeatureMQ | 1<<abi.FeatureCtrlMACAddr | 1<<abi.FeatureLogAll |
 	1<<abi.FeatureIndirect | 1<<abi.FeatureEventIdx | 1<<abi.FeatureVersion1 | 1<<abi.FeaturePacked | 1<<abi.FeatureRingReset
 
@@ -132,7 +134,8 @@ func (d *Device) SetFeatures(f uint64) error {
 }
 
 // guestOffloads are the features by which a driver accepts offloads in frames that it receives.
-const guestOffloads = 1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4 | 1<<abi.FeatureGuestTSO6 | 1<<abi.FeatureGuestECN
+const guestOffloads = 1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4 | 1<<abi.FeatureGuestTSO6 |
+	1<<abi.FeatureGuestECN
 
 // taken returns what may be left to be done with a frame for a driver that accepts the offloads in mask.
 func taken(mask uint64) (t ether.Features) {

@@ -285,7 +285,8 @@ func FuzzControl(f *testing.F) {
 				if wrote != min(room, 1+int(m.b[text+1])) {
 					t.Fatalf("%d octets of the answer", wrote)
 				}
-			case wrote != 1 || ack > abi.AckErr || (ack == abi.AckErr) != (p.Stats.CommandErrors == before.CommandErrors+1):
+			case wrote != 1 || ack > abi.AckErr ||
+				(ack == abi.AckErr) != (p.Stats.CommandErrors == before.CommandErrors+1):
 				t.Fatalf("%d octets, ack %d", wrote, ack)
 			}
 			if wrote < 48 && m.b[answer+wrote] != 0xee {

@@ -46,8 +46,8 @@ func (p *Port) AttachCard(s *vhost.Session, half RoCE) (*Device, error) {
 	if half != nil {
 		qps, cqs := half.Limits()
 		if n := cardRings(p.cfg.Pairs, qps, cqs); n > maxRings {
-			return nil, fmt.Errorf("%d rings of %d Ethernet pairs, %d RDMA queue pairs and %d completion queues: %d are possible",
-				n, p.cfg.Pairs, qps, cqs, maxRings)
+			return nil, fmt.Errorf("%d rings of %d Ethernet pairs, %d RDMA queue pairs and %d completion queues: "+
+				"%d are possible", n, p.cfg.Pairs, qps, cqs, maxRings)
 		}
 	}
 	return p.attach(s, half)

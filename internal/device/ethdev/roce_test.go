@@ -74,7 +74,8 @@ func TestCardFeatures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, err := abi.ParseConfig(p[abi.VUConfigSize:]); err != nil || c.MaxRDMAQPs != want[0] || c.MaxRDMACQs != want[1] {
+		c, err := abi.ParseConfig(p[abi.VUConfigSize:])
+		if err != nil || c.MaxRDMAQPs != want[0] || c.MaxRDMACQs != want[1] {
 			t.Errorf("%+v, %v", c, err)
 		}
 	}
@@ -87,7 +88,8 @@ func TestCardFeatures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := front.Do(abi.ReqSetProtocolFeatures, vhosttest.U64(1<<abi.ProtoStatus|1<<abi.ProtoReplyAck)); err != nil {
+		proto := vhosttest.U64(1<<abi.ProtoStatus | 1<<abi.ProtoReplyAck)
+		if err := front.Do(abi.ReqSetProtocolFeatures, proto); err != nil {
 			t.Fatal(err)
 		}
 		if err := front.Do(abi.ReqSetFeatures, vhosttest.U64(f|1<<abi.FeatureProtocol)); err != nil {
@@ -225,7 +227,8 @@ func TestCardCommands(t *testing.T) {
 		}
 	}
 	// What lies behind the command in memory.
-	for n, want := range map[int][]byte{24: text[34:58], 8 * 262144: text[34 : 34+8*262144], 8*262144 + 1: nil, 16 << 20: nil} {
+	for n, want := range map[int][]byte{24: text[34:58], 8 * 262144: text[34 : 34+8*262144], 8*262144 + 1: nil,
+		16 << 20: nil} {
 		w.hub.Do(func() { h.ask, h.behind = n, nil })
 		g.CVQ.Raw(pieces(command, 2, 32), pieces(out, 1))
 		if _, err := g.CVQ.Reap(); err != nil {
@@ -284,7 +287,8 @@ func TestCardCommands(t *testing.T) {
 // TestCardCommandBudget: a driver that posts commands faster than they execute does not keep the lane; what is left is
 // executed in later turns, which come without a kick.
 func TestCardCommandBudget(t *testing.T) {
-	for _, c := range []struct{ size, behind, most int }{{2, 0, 16}, {60 << 10, 0, 2}, {2 << 20, 0, 1}, {34, 60 << 10, 2}} {
+	for _, c := range []struct{ size, behind, most int }{{2, 0, 16}, {60 << 10, 0, 2}, {2 << 20, 0, 1},
+		{34, 60 << 10, 2}} {
 		w := newWorld(t, 1)
 		h := &half{qps: 40, cqs: 30, say: []byte{abi.AckOK}, ask: c.behind}
 		w.half.Store(h)

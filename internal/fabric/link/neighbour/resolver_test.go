@@ -226,7 +226,8 @@ func TestAnswers(t *testing.T) {
 		ask(1)
 		c.Frame(now, answer(v6))
 		c.heard(t, yes)
-		if s := c.Counters(); s != (Counters{Questions: 6, Answers: 3, Confirmed: 2, Doubted: 1, Unreachable: 1, Unsolicited: 1}) {
+		want := Counters{Questions: 6, Answers: 3, Confirmed: 2, Doubted: 1, Unreachable: 1, Unsolicited: 1}
+		if s := c.Counters(); s != want {
 			t.Errorf("%+v", s)
 		}
 	}
