@@ -126,7 +126,7 @@ func Connect(c ClientConfig) (*Client, error) {
 				MinConnectTimeout: 3 * time.Second,
 			}),
 		},
-		Logger: bridge(c.Log, nil),
+		Logger: bridge(c.Log, nil, nil),
 	})
 	if err != nil {
 		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints,

@@ -53,8 +53,13 @@ func (s *Server) Fail(why string) { s.fail(why) }
 func (s *Server) Transfers() bool { return s.transfer(func() {}) }
 
 // Bridge is bridge.
-func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger {
-	return bridge(log, func(why string, _ error) { fatal(why) })
+func Bridge(log *slog.Logger, fatal func(string), ending func() bool) *zap.Logger {
+	return bridge(log, func(why string, _ error) { fatal(why) }, ending)
+}
+
+// UpdateVersion has etcd begin to store the version of its group, as etcd does by itself after an election.
+func (s *Server) UpdateVersion() {
+	etcdserver.NewServerVersionAdapter(s.etcd.unguarded).UpdateClusterVersion("3.6.0")
 }
 
 // Cut drops the messages of this member's replica to all others, until Mend. etcd's CutPeer would also stop the

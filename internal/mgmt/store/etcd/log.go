@@ -13,12 +13,16 @@ import (
 // bridge makes a zap logger, which etcd requires, of a slog one. etcd logs much for its own
 // developers: each level is lowered by one. Where etcd would end the process or panic, the logger
 // calls fatal (nil: nothing) with the reason and the first error of the message, and ends the goroutine.
-func bridge(log *slog.Logger, fatal func(why string, err error)) *zap.Logger {
+//
+// ending reports whether etcd has begun to end; nil: never. From then on its warnings are lowered by two levels, to
+// debug: etcd warns about each goroutine that it does not start any more and each request that it cancels. Why it ends
+// was reported before, or it was closed. Errors stay what they are.
+func bridge(log *slog.Logger, fatal func(why string, err error), ending func() bool) *zap.Logger {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	hook := goexit{fatal}
-	return zap.New(&core{h: log.Handler()}, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
+	return zap.New(&core{h: log.Handler(), ending: ending}, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
 }
 
 // goexit is what happens after a message of etcd's end.
@@ -41,7 +45,10 @@ func (g goexit) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 }
 
 // core is a zapcore.Core over a slog handler.
-type core struct{ h slog.Handler }
+type core struct {
+	h      slog.Handler
+	ending func() bool // nil: never
+}
 
 func level(l zapcore.Level) slog.Level {
 	switch {
@@ -71,7 +78,9 @@ func attrs(fields []zapcore.Field) []slog.Attr {
 
 func (c *core) Enabled(l zapcore.Level) bool { return c.h.Enabled(context.Background(), level(l)) }
 
-func (c *core) With(fields []zapcore.Field) zapcore.Core { return &core{c.h.WithAttrs(attrs(fields))} }
+func (c *core) With(fields []zapcore.Field) zapcore.Core {
+	return &core{c.h.WithAttrs(attrs(fields)), c.ending}
+}
 
 func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(e.Level) {
@@ -86,7 +95,7 @@ var usual = map[string]bool{"Failed to detect schema version": true, "failed to 
 
 func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	l := level(e.Level)
-	if usual[e.Message] {
+	if usual[e.Message] || e.Level == zapcore.WarnLevel && c.ending != nil && c.ending() {
 		l = slog.LevelDebug
 	}
 	if !c.h.Enabled(context.Background(), l) {

@@ -263,7 +263,7 @@ func (s *Server) newServer() error {
 			return err
 		}
 	}
-	log := bridge(s.c.Log, s.fatal)
+	log := bridge(s.c.Log, s.fatal, s.etcdEnds)
 	cfg := config.ServerConfig{
 		Name:               name,
 		ClientURLs:         clients,
@@ -346,6 +346,21 @@ func (s *Server) fail(why string) {
 	if s.failure == "" {
 		s.failure = why
 		close(s.failed)
+	}
+}
+
+// etcdEnds reports whether etcd runs no more: it was stopped, or stopped by itself, and gives up what it was doing.
+func (s *Server) etcdEnds() bool {
+	select {
+	case <-s.running: // s.etcd is set
+	default:
+		return false
+	}
+	select {
+	case <-s.etcd.stopping():
+		return true
+	default:
+		return false
 	}
 }
 

@@ -42,7 +42,7 @@ func (s *Server) upkeep(ctx context.Context) {
 		if (full || loose) && rev != tried {
 			gained, err := s.makeRoom(ctx, full)
 			if err != nil && ctx.Err() == nil {
-				bridge(s.c.Log, nil).Error("cannot make room in the store: " + err.Error())
+				bridge(s.c.Log, nil, nil).Error("cannot make room in the store: " + err.Error())
 			}
 			// A put that was refused before may report only now that the store is full: the successful
 			// remedy is applied again.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -154,10 +155,16 @@ func (r *records) Handle(_ context.Context, rec slog.Record) error {
 	return nil
 }
 
+func (r *records) list() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
 func TestLogIsBridged(t *testing.T) {
 	r := &records{min: slog.LevelDebug}
 	var fatal []string
-	l := etcd.Bridge(slog.New(r), func(why string) { fatal = append(fatal, why) })
+	l := etcd.Bridge(slog.New(r), func(why string) { fatal = append(fatal, why) }, nil)
 	l.Debug("never")
 	l.With(zap.String("member", "a")).Info("started", zap.Int("n", 3))
 	l.Warn("slow", zap.Duration("took", time.Second))
@@ -191,9 +198,43 @@ func TestQuietWhenNothingIsWrong(t *testing.T) {
 		put(t, connect(t, etcd.ClientConfig{Endpoints: []string{s.URL()}, Log: slog.New(r)}), "k", "v")
 		s.Close()
 	}
-	for _, s := range r.all {
-		if !strings.Contains(s, "took too long") && !strings.Contains(s, "slow fdatasync") { // a busy machine is wrong
+	for _, s := range r.list() {
+		if !busy(s) {
 			t.Errorf("logged %s", s)
 		}
 	}
+}
+
+// TestLogWhileEnding: a warning of an etcd that ends is no news, an error is. Both are news before.
+func TestLogWhileEnding(t *testing.T) {
+	r := &records{min: slog.LevelDebug}
+	ends := false
+	l := etcd.Bridge(slog.New(r), nil, func() bool { return ends }).With(zap.String("member", "a"))
+	for _, ends = range []bool{false, true} {
+		l.Warn("given up")
+		l.Error("bad")
+	}
+	want := "INFO etcd: given up|WARN etcd: bad|DEBUG etcd: given up|WARN etcd: bad"
+	if got := strings.Join(r.list(), "|"); got != want {
+		t.Errorf("logged\n%s, want\n%s", got, want)
+	}
+}
+
+// TestQuietWhenItEnds: a server that is closed at once logs nothing about what its etcd is then still doing, or begins
+// afterwards.
+func TestQuietWhenItEnds(t *testing.T) {
+	r := &records{min: slog.LevelInfo}
+	s := start(t, etcd.ServerConfig{Dir: quick(t), Log: slog.New(r)})
+	s.Close()
+	s.UpdateVersion()
+	for _, l := range r.list() {
+		if !busy(l) {
+			t.Errorf("logged %s", l)
+		}
+	}
+}
+
+// busy reports whether a line is about a machine that is slow.
+func busy(line string) bool {
+	return strings.Contains(line, "took too long") || strings.Contains(line, "slow fdatasync")
 }
