@@ -62,8 +62,11 @@ func (c *candidate) depose(ctx context.Context) error {
 	if isConflict(err) {
 		// A doubt without its candidate would stand until the next leader, and block others.
 		old, geterr := c.s.Get(ctx, key)
-		if geterr != nil {
-			return err
+		switch {
+		case errors.Is(geterr, ErrNotFound):
+			return err // the leader deleted the doubt since, or there is another leader
+		case geterr != nil:
+			return geterr
 		}
 		rev = old.Rev
 	} else if err != nil {

@@ -175,7 +175,12 @@ func (c *candidate) attempt(ctx context.Context) (*Term, error) {
 	case isConflict(err):
 		// An attempt that got no answer may have been the one that won.
 		e, geterr := c.s.Get(ctx, c.key)
-		if geterr != nil || e.Lease != c.lease.ID() {
+		switch {
+		case errors.Is(geterr, ErrNotFound):
+			return nil, err // the key was deleted since: the watch reports that
+		case geterr != nil:
+			return nil, geterr // the candidate may be the leader: no change has to follow
+		case e.Lease != c.lease.ID():
 			return nil, err
 		}
 		rev = e.Created
