@@ -191,8 +191,8 @@ func (d *Device) regUserMR(req, res []byte) error {
 	r := &mem.Region{Space: d.guest.Space, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
 	var ok bool
 	if r.PageShift, r.FirstOff, ok = hca.PageShift(v.VirtAddr, v.Length, v.NPages); !ok {
-		return refuse(syscall.EINVAL, "%d pages for %d octets from %#x: no page size gives that number", v.NPages, v.Length,
-			v.VirtAddr)
+		return refuse(syscall.EINVAL, "%d pages for %d octets from %#x: no page size gives that number", v.NPages,
+			v.Length, v.VirtAddr)
 	}
 	page := uint64(1) << r.PageShift
 	r.Pages = make([]uint64, v.NPages)

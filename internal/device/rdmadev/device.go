@@ -153,7 +153,8 @@ func (d *Device) now() mono.Time { return d.cfg.Now() }
 
 // offered returns the extension bits this device has.
 func (d *Device) offered() uint64 {
-	offer := uint64(extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extAtomicWrite | partsOfVerbs)
+	offer := uint64(extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm |
+		extAtomicWrite | partsOfVerbs)
 	if d.cfg.Verbs {
 		offer |= extVerbs | extSRQResize // registration by address, and rings that move
 	}

@@ -57,8 +57,8 @@ func (d *driver) gsi(pd uint32, c *cq) *qp {
 	return q
 }
 
-// TestGSI: the driver of a card makes QP 1, in slot 1. MADs to QP 1 of the function reach it, and not the node. It sends
-// MADs, and nothing else.
+// TestGSI: the driver of a card makes QP 1, in slot 1. MADs to QP 1 of the function reach it, and not the node. It
+// sends MADs, and nothing else.
 func TestGSI(t *testing.T) {
 	f := newCard(t)
 	f.lane.SetGeneralServices(func(mono.Time, *pkt.Burst) { t.Error("the node got a MAD of a guest") })
@@ -106,7 +106,8 @@ func TestGSI(t *testing.T) {
 	for i, x := range []struct {
 		length         int
 		version, class byte
-	}{{255, 1, 7}, {257, 1, 7}, {1024, 1, 7}, {256, 0, 7}, {256, 2, 7}, {256, 0x80, 7}, {256, 1, 0x01}, {256, 1, 0x81}} {
+	}{{255, 1, 7}, {257, 1, 7}, {1024, 1, 7}, {256, 0, 7}, {256, 2, 7}, {256, 0x80, 7}, {256, 1, 0x01},
+		{256, 1, 0x81}} {
 		mad(x.length, x.version, x.class)
 		c.expect(done{7, ib.LocQPOpErr})
 		if n := d.dev.Session().Inspect().QPs[0].Counters.GSIRefused; n != uint64(i+1) {
@@ -283,7 +284,8 @@ func TestRateLimit(t *testing.T) {
 		return parse(a.d, a.d.must(abi.CmdQueryQP, abi.QueryQP{QPN: a.num}.Append(nil), abi.QueryQPResultSize),
 			abi.ParseQueryQPResult).RateLimit
 	}
-	if a.tryModify(abi.ModifyQP{QPState: ib.Init, QPAccessFlags: allAccess, RateLimit: 5}, 0x5|abi.AttrRateLimit) == nil {
+	early := abi.ModifyQP{QPState: ib.Init, QPAccessFlags: allAccess, RateLimit: 5}
+	if a.tryModify(early, 0x5|abi.AttrRateLimit) == nil {
 		t.Error("a rate limit in INIT")
 	}
 	a.connect(b.qp)
@@ -349,7 +351,8 @@ func TestLargestRing(t *testing.T) {
 	for _, x := range []struct {
 		cap   abi.QPCap
 		words string
-	}{{abi.QPCap{MaxSendWR: 129}, "max_send_wr 129, at most 128"}, {abi.QPCap{MaxRecvWR: 129}, "max_recv_wr 129, at most 128"},
+	}{{abi.QPCap{MaxSendWR: 129}, "max_send_wr 129, at most 128"},
+		{abi.QPCap{MaxRecvWR: 129}, "max_recv_wr 129, at most 128"},
 		{abi.QPCap{MaxInlineData: 513}, "max_inline_data 513, at most 512"},
 		{abi.QPCap{MaxSendSGE: 33}, "max_send_sge 33, at most 32"}} {
 		refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.UD, SendCQN: c.num, RecvCQN: c.num,
@@ -364,27 +367,26 @@ func TestRefusals(t *testing.T) {
 	f := newFabric(t)
 	d := f.newDriver(false, 1<<20)
 	pd := d.pd()
-	type count = func(s *rdmadev.Stats) uint64
+	s := &d.dev.Stats
 	for _, x := range []struct {
 		in      []byte
 		command string
 		words   string
-		count   count
+		count   *uint64
 	}{
-		{[]byte{6}, "no command", "1 octets of class and command, need 2", func(s *rdmadev.Stats) uint64 { return s.RefusedFraming }},
-		{[]byte{6, 2}, "CREATE_CQ", "a request of 0 octets, need 4", func(s *rdmadev.Stats) uint64 { return s.RefusedFraming }},
-		{[]byte{0, 1, 1}, "class 0 command 1", "class 0 is not 6", func(s *rdmadev.Stats) uint64 { return s.RefusedCommand }},
-		{[]byte{6, 65}, "CREATE_SRQ", "needs the extension of bit 43", func(s *rdmadev.Stats) uint64 { return s.RefusedCommand }},
-		{[]byte{6, 200}, "Cmd(200)", "there is no command 200", func(s *rdmadev.Stats) uint64 { return s.RefusedCommand }},
-		{append([]byte{6, 5}, abi.DestroyPD{PDN: 77}.Append(nil)...), "DESTROY_PD", "a handle names no object of its kind",
-			func(s *rdmadev.Stats) uint64 { return s.RefusedHandle }},
-		{append([]byte{6, 15}, abi.AddGID{Index: 9, GID: ib.GID{15: 9}}.Append(nil)...), "ADD_GID", "is no address of the port",
-			func(s *rdmadev.Stats) uint64 { return s.RefusedValue }},
-		{append(append([]byte{6, 7}, abi.RegUserMR{PDN: pd, VirtAddr: 0, Length: 1, NPages: 1}.Append(nil)...), 0, 0, 0, 0, 0, 0,
-			0, 1), "REG_USER_MR", "page 0 at 0x100000000000000 is not in the memory of the guest",
-			func(s *rdmadev.Stats) uint64 { return s.RefusedAddress }},
+		{[]byte{6}, "no command", "1 octets of class and command, need 2", &s.RefusedFraming},
+		{[]byte{6, 2}, "CREATE_CQ", "a request of 0 octets, need 4", &s.RefusedFraming},
+		{[]byte{0, 1, 1}, "class 0 command 1", "class 0 is not 6", &s.RefusedCommand},
+		{[]byte{6, 65}, "CREATE_SRQ", "needs the extension of bit 43", &s.RefusedCommand},
+		{[]byte{6, 200}, "Cmd(200)", "there is no command 200", &s.RefusedCommand},
+		{append([]byte{6, 5}, abi.DestroyPD{PDN: 77}.Append(nil)...), "DESTROY_PD",
+			"a handle names no object of its kind", &s.RefusedHandle},
+		{append([]byte{6, 15}, abi.AddGID{Index: 9, GID: ib.GID{15: 9}}.Append(nil)...), "ADD_GID",
+			"is no address of the port", &s.RefusedValue},
+		{le64(append([]byte{6, 7}, abi.RegUserMR{PDN: pd, Length: 1, NPages: 1}.Append(nil)...), 1<<56), "REG_USER_MR",
+			"page 0 at 0x100000000000000 is not in the memory of the guest", &s.RefusedAddress},
 	} {
-		before, all := x.count(&d.dev.Stats), d.dev.Stats.CtrlErrors
+		before, all := *x.count, s.CtrlErrors
 		if out := d.exec(x.in, 20); !bytes.Equal(out, []byte{1}) {
 			t.Errorf("%x: %x", x.in, out)
 		}
@@ -392,8 +394,8 @@ func TestRefusals(t *testing.T) {
 		if v := l[len(l)-1]; v.Command != x.command || !strings.Contains(v.Reason, x.words) {
 			t.Errorf("%x: %+v", x.in, v)
 		}
-		if x.count(&d.dev.Stats) != before+1 || d.dev.Stats.CtrlErrors != all+1 {
-			t.Errorf("%x: counted as %+v", x.in, d.dev.Stats)
+		if *x.count != before+1 || s.CtrlErrors != all+1 {
+			t.Errorf("%x: counted as %+v", x.in, *s)
 		}
 	}
 	c := d.cq(4)
@@ -428,8 +430,8 @@ func TestMalformedElementsAreCounted(t *testing.T) {
 	}
 }
 
-// TestNothingAfterFault: after a fault of its client the device touches no ring, whatever it is asked to do and whatever
-// completes. A device that is made after a reset works.
+// TestNothingAfterFault: after a fault of its client the device touches no ring, whatever it is asked to do and
+// whatever completes. A device that is made after a reset works.
 func TestNothingAfterFault(t *testing.T) {
 	f, a, b := pair(t, false, ib.RC)
 	d := a.d
@@ -489,8 +491,8 @@ func TestNothingAfterFault(t *testing.T) {
 	}
 }
 
-// TestExtensionsOfAnyDriver: a driver without WEFT_HELLO enables extensions by EXT_ENABLE, and uses them with both forms
-// of send elements. Before that its regions are those of the RFC.
+// TestExtensionsOfAnyDriver: a driver without WEFT_HELLO enables extensions by EXT_ENABLE, and uses them with both
+// forms of send elements. Before that its regions are those of the RFC.
 func TestExtensionsOfAnyDriver(t *testing.T) {
 	f := newFabric(t)
 	d := f.newDriver(false, 4<<20)
@@ -505,8 +507,8 @@ func TestExtensionsOfAnyDriver(t *testing.T) {
 	if mask&(1<<abi.CapVerbs|1<<abi.CapSRQResize) != 0 || mask&(1<<abi.CapSRQ) == 0 {
 		t.Fatalf("enabled %#x", mask)
 	}
-	if r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult); r.MaxSRQ == 0 ||
-		r.MaxMW == 0 || r.ActiveMTU != uint32(ib.MTU1024) || r.AtomicCap != abi.AtomicHCA || r.MaxMcastGrp == 0 {
+	if r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize),
+		abi.ParseQueryDeviceResult); r.MaxSRQ == 0 || r.MaxMW == 0 || r.ActiveMTU != uint32(ib.MTU1024) || r.AtomicCap != abi.AtomicHCA || r.MaxMcastGrp == 0 {
 		t.Errorf("%+v", r)
 	}
 	if r := d.mr(pd, at, 100, ib.LocalWrite); r.RKey != r.LKey {
@@ -519,7 +521,8 @@ func TestExtensionsOfAnyDriver(t *testing.T) {
 		[]byte{byte(syscall.EOPNOTSUPP)}) {
 		t.Errorf("REG_MR_VA: %x", out)
 	}
-	for c, n := range map[abi.Cmd]int{abi.CmdQueryGID: abi.QueryGIDResultSize, abi.CmdQueryPKey: abi.QueryPKeyResultSize} {
+	for c, n := range map[abi.Cmd]int{abi.CmdQueryGID: abi.QueryGIDResultSize,
+		abi.CmdQueryPKey: abi.QueryPKeyResultSize} {
 		d.must(c, make([]byte, 8), n)
 	}
 	if p := parse(d, d.must(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize),
@@ -533,8 +536,8 @@ func TestExtensionsOfAnyDriver(t *testing.T) {
 	shared := d.start(srq.RingIndex)
 	var q [2]*qp
 	for i, flags := range []uint32{0, abi.QPSGWQE} {
-		b := d.must(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: c.num, RecvCQN: c.num, Cap: defaultCap,
-			SRQN1: srq.SRQN + 1, QPFlags: flags}.Append(nil), abi.CreateQPResultSize)
+		b := d.must(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: c.num, RecvCQN: c.num,
+			Cap: defaultCap, SRQN1: srq.SRQN + 1, QPFlags: flags}.Append(nil), abi.CreateQPResultSize)
 		n := parse(d, b, abi.ParseCreateQPResult).QPN
 		q[i] = &qp{d: d, typ: ib.RC, num: n, wire: ib.QPN(n), form: &abi.SendRFC, send: d.start(3 + maxCQ + 2*n)}
 	}
@@ -556,7 +559,8 @@ func TestExtensionsOfAnyDriver(t *testing.T) {
 		}
 		shared.post(d, recvElement(9, []ib.SGE{{Addr: at + 32, Len: 8, LKey: all.LKey}}))
 		d.dev.Kick(shared.index)
-		x.post(abi.Send{WRID: 8, Opcode: uint8(ib.WRSend), Flags: ib.Signaled}, []ib.SGE{{Addr: at, Len: 8, LKey: all.LKey}}, nil)
+		x.post(abi.Send{WRID: 8, Opcode: uint8(ib.WRSend), Flags: ib.Signaled},
+			[]ib.SGE{{Addr: at, Len: 8, LKey: all.LKey}}, nil)
 		x.kick()
 		c.expect(ok(9, 8)...)
 	}

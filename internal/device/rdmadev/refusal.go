@@ -95,7 +95,8 @@ func (d *Device) refusal(command []byte, err error) syscall.Errno {
 		}
 	}
 	d.note(name, e, reason)
-	d.log.Debug("control command refused", "command", command[:min(len(command), 64)], "errno", int(e), "reason", reason)
+	d.log.Debug("control command refused", "command", command[:min(len(command), 64)], "errno", int(e),
+		"reason", reason)
 	d.Stats.CtrlErrors++
 	*d.counterOf(e, err)++
 	return e

@@ -52,8 +52,8 @@ const (
 type Adapter struct {
 	Name     string
 	NodeGUID ib.GUID
-	// GuestGSI means that QP 1 belongs to the owner session (AttachOwner) and not to the node's agents: its queue pair of
-	// type GSI receives what is sent to QP 1. It is set before lanes see the function.
+	// GuestGSI means that QP 1 belongs to the owner session (AttachOwner) and not to the node's agents: its queue pair
+	// of type GSI receives what is sent to QP 1. It is set before lanes see the function.
 	GuestGSI bool
 	limits   atomic.Pointer[Limits]
 	shares   atomic.Pointer[Shares]

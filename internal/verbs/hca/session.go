@@ -26,8 +26,8 @@ type Session struct {
 	port   *Port // as the lane last saw it: what the packet path goes by
 	up     bool  // it is active
 	events EventSink
-	// gids is the GID table of a session that has one of its own, filled by ADD_GID with addresses of the port; nil: the
-	// session uses that of the port.
+	// gids is the GID table of a session that has one of its own, filled by ADD_GID with addresses of the port; nil:
+	// the session uses that of the port.
 	gids []ib.GID
 	// plain marks the session of a driver of the RFC: it returns completion buffers without a kick.
 	plain bool

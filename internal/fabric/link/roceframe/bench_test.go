@@ -13,7 +13,8 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// BenchmarkSend lays out one small packet, to a resolved neighbour: what the link costs per packet apart from its bytes.
+// BenchmarkSend lays out one small packet, to a resolved neighbour: what the link costs per packet apart from its
+// bytes.
 func BenchmarkSend(b *testing.B) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
 	p := newPort(macA, ga)

@@ -278,7 +278,8 @@ func TestStatedMAC(t *testing.T) {
 		a.resolve(1, gid("10.9.0.2"), macB) // what the port knows does not count
 		a.asked = nil
 		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff}, Count: 1,
-			Path: &ib.Path{SGID: gid(x[0]), DGID: gid(x[1]), DMAC: mac, SrcPort: 0xc000}, Data: mem.BytesPayload(random(100))}
+			Path: &ib.Path{SGID: gid(x[0]), DGID: gid(x[1]), DMAC: mac, SrcPort: 0xc000},
+			Data: mem.BytesPayload(random(100))}
 		batch := mem.NewBatch(4096)
 		a.Send(1, &run, batch)
 		frames, _ := a.read()
