@@ -202,7 +202,7 @@ func roce[T any](d *Device, command byte, arg any) (v T, err error) {
 	return v, decode(b, &v)
 }
 
-// Words sends a command whose data are le32 fields.
+// Words sends a command with le32 fields as its data.
 func (d *Device) Words(command byte, result int, fields ...uint32) ([]byte, error) {
 	return d.Command(ClassRoCE, command, encode(fields), result)
 }

@@ -33,7 +33,7 @@ const MaxPageList = 8 * 262144
 // maxRoCECommand bounds a command of the RoCE half.
 const maxRoCECommand = abi.CtrlHeaderSize + abi.RegUserMRSize + MaxPageList
 
-// roceOffered are the features of a card with both halves: RoCE rings are split rings, whose writes are not
+// roceOffered are the features of a card with both halves: RoCE rings are split rings, and their writes are not
 // logged, and later versions of virtio-net gave the numbers of RoCE another meaning together with HOST_USO.
 const roceOffered = offered&^(1<<abi.FeaturePacked|1<<abi.FeatureLogAll|1<<abi.FeatureHostUSO) | 1<<abi.FeatureRoCE
 

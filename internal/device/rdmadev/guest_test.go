@@ -21,7 +21,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// newCard makes a fabric whose adapter is a card's: its driver fills the GID table of the port, and has QP 1.
+// newCard makes a fabric with the adapter of a card: the driver fills the GID table of the port, and has QP 1.
 func newCard(t testing.TB) *fabric {
 	f := newFabric(t)
 	f.adapter.GuestGSI = true

@@ -26,6 +26,7 @@ type deviceSegment struct {
 	*netstack.Ether
 	dp        *DevicePort
 	port      *lanePort
+	vesw      uint16
 	linkLocal ib.GID          // of the first MAC; guarded by the port's mu
 	joined    map[ib.GID]bool // of the port's work
 	asks      chan netip.Addr
@@ -45,8 +46,8 @@ var (
 )
 
 // open puts the port to work for a vport of its function. It has one at a time.
-func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (*deviceSegment,
-	error) {
+func (dp *DevicePort) open(port *lanePort, vesw uint16, d vnic.Device, wake func(),
+	news func(vnic.SegmentEvent)) (*deviceSegment, error) {
 	dp.mu.Lock()
 	busy := dp.seg != nil
 	dp.mu.Unlock()
@@ -58,7 +59,7 @@ func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func
 	if err != nil {
 		return nil, err
 	}
-	s := &deviceSegment{Ether: e, dp: dp, port: port, joined: map[ib.GID]bool{},
+	s := &deviceSegment{Ether: e, dp: dp, port: port, vesw: vesw, joined: map[ib.GID]bool{},
 		asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
 	dp.mu.Lock()
 	dp.seg, dp.dev = s, d

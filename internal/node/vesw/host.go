@@ -83,6 +83,7 @@ type Host struct {
 	mu       sync.Mutex // guards what follows; no other lock is taken while it is held
 	requests []*api.VESWRequest
 	devices  map[string]*DevicePort // by the name of the device
+	guests   map[string]*GuestPort  // by the name of the card
 }
 
 // Opening is a segment to be opened.
@@ -110,7 +111,8 @@ var _ vnic.Function = (*function)(nil)
 
 // New returns a Host without ports.
 func New(c Config) *Host {
-	h := &Host{cfg: c, Retry: retryAfter, funcs: map[uint16]*function{}, devices: map[string]*DevicePort{}}
+	h := &Host{cfg: c, Retry: retryAfter, funcs: map[uint16]*function{}, devices: map[string]*DevicePort{},
+		guests: map[string]*GuestPort{}}
 	h.Open = h.OpenSegment
 	return h
 }

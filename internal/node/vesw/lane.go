@@ -77,6 +77,7 @@ type lanePort struct {
 
 	seg      vnic.Segment
 	pieces   vnic.FrameWriter // seg, if it takes frames in parts
+	timed    timedSegment     // seg, if it sends frames at a time
 	fd       int
 	readable bool // frames may wait at fd
 	failed   func(error)
@@ -118,6 +119,7 @@ func (v *dataPath) attach(p *lanePort, seg vnic.Segment, failed func(error)) err
 	}
 	p.seg, p.fd, p.readable, p.failed = seg, fd, true, failed
 	p.pieces, _ = seg.(vnic.FrameWriter)
+	p.timed, _ = seg.(timedSegment)
 	if p.received == nil {
 		p.received, p.whole = make([][]byte, 0, maxWaiting), newFrameBatch()
 		p.whole.frames, p.whole.off = p.whole.frames[:0], p.whole.off[:0]
@@ -138,7 +140,7 @@ func (v *dataPath) detach(p *lanePort) {
 	if p.fd >= 0 {
 		v.lane.UnwatchInput(p.fd)
 	}
-	p.seg, p.pieces, p.failed = nil, nil, nil
+	p.seg, p.pieces, p.timed, p.failed = nil, nil, nil, nil
 	p.to.ports[p.vport] = nil
 	for i, o := range v.ports {
 		if o == p {
@@ -180,7 +182,23 @@ func (v *dataPath) Sleep() bool {
 }
 
 // Deadline implements lane.Poller.
-func (v *dataPath) Deadline() mono.Time { return 0 }
+func (v *dataPath) Deadline() (due mono.Time) {
+	for _, p := range v.ports {
+		if p.timed == nil {
+			continue
+		}
+		if d := p.timed.Deadline(); d != 0 && (due == 0 || d < due) {
+			due = d
+		}
+	}
+	return due
+}
+
+// timedSegment is a segment that has frames to send at a time.
+type timedSegment interface {
+	// Deadline is when TryReadBatch is to be called next; zero: there is nothing to do.
+	Deadline() mono.Time
+}
 
 // pull sends the frames that wait at a segment, and reports whether there were any.
 func (v *dataPath) pull(now mono.Time, p *lanePort) (busy bool) {

@@ -17,10 +17,13 @@ func (h *Host) OpenSegment(o Opening) (vnic.OpenSegment, string, error) {
 	device := s.f.a.Name
 	if h.cards.Has(device) {
 		seg, err := h.cards.Segment(device, o.Device, o.Notify)
+		if p := h.guestPort(device); p != nil && err == nil {
+			seg, err = p.open(s, o.Device, seg)
+		}
 		return seg, device, err
 	}
 	if p := h.DevicePort(device); p != nil {
-		seg, err := p.open(s.port, o.Device, o.Wake, o.Notify)
+		seg, err := p.open(s.port, s.vesw, o.Device, o.Wake, o.Notify)
 		return opened(seg, device, err)
 	}
 	name := tap.Name(s.f.a.Number(), s.vport)

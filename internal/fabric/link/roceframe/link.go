@@ -39,6 +39,8 @@ const (
 // Config configures a Link.
 type Config struct {
 	Function uint16 // of the port: Path.Function of received bursts
+	// Shared: another station receives at the port, too. Receive takes only frames to the port's addresses and groups.
+	Shared bool
 	// Resolve starts the resolution of an address, or of the gateway to it, to a MAC. The caller calls
 	// Resolved once for each call that returned true. False: no more resolutions are possible now.
 	Resolve func(ip netip.Addr) bool

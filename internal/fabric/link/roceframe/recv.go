@@ -3,6 +3,8 @@
 package roceframe
 
 import (
+	"net/netip"
+
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
@@ -38,6 +40,9 @@ func (l *Link) Receive(f []byte, off *ether.Offload) (taken bool) {
 	if group := f[0]&1 != 0; !group && [6]byte(f[:6]) != l.mac {
 		return false // flooded: the next receiver of the frame counts it
 	}
+	if l.cfg.Shared && !l.expects(f, &in) {
+		return false
+	}
 	if in.Tags > 0 {
 		l.c.DropVLAN++
 		return true
@@ -60,6 +65,21 @@ func (l *Link) Receive(f []byte, off *ether.Offload) (taken bool) {
 		l.packet(&h, p, ip)
 	}
 	return true
+}
+
+// expects reports whether a frame is for an address of the port, or for a group with a member at it. Frames with a VLAN
+// tag are not: the port is in no VLAN.
+func (l *Link) expects(f []byte, in *ether.Info) bool {
+	if in.Tags > 0 {
+		return false
+	}
+	var to ib.GID
+	if ip := f[in.L3:in.End]; in.Kind < ether.IPv6 {
+		to = ib.GIDFromAddr(netip.AddrFrom4([4]byte(ip[16:])))
+	} else {
+		to = ib.GID(ip[24:])
+	}
+	return l.own(to) || to.IsMulticast() && l.cfg.Member(to)
 }
 
 // summed reports whether the UDP checksum of a packet is right, p being what UDP carries of it.
