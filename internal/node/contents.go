@@ -95,7 +95,7 @@ func (c *contents) restoreFunction(f *intent.Function) error {
 		_, err := c.cards.Make(*f.VM, &f.Asked, number)
 		return err
 	}
-	_, err := c.ops.create(&want, number)
+	_, err := c.ops.create(&want, number, nil)
 	return err
 }
 

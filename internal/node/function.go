@@ -22,6 +22,7 @@ type function struct {
 	socket   *vhost.Server      // its device socket, nil before the node serves
 	vm       *vmcard.Card       // the virtual machine card of this function, or nil; guarded by the table
 	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
+	guest    *vesw.GuestPort    // its Ethernet port, which a guest owns, nil: it has none
 	disabled bool               // by a request; guarded by the table
 	asked    api.FunctionChange // all that was requested; guarded by the intent.Store, as it edits
 	// its port is kept down, for that or with the whole adapter; guarded by the functionEditor's mu
@@ -77,11 +78,42 @@ func newPort(guid ib.GUID, wireLocal bool) *hca.Port {
 	return p
 }
 
+// switchPort returns the function's Ethernet port in a virtual Ethernet switch, nil if it has none.
+func (f *function) switchPort() switchPort {
+	switch {
+	case f.st != nil:
+		return f.st
+	case f.guest != nil:
+		return f.guest
+	}
+	return nil
+}
+
+// switchPort is the Ethernet port of a function in a virtual Ethernet switch. Any goroutine but a lane may call its
+// methods.
+type switchPort interface {
+	// Port returns the port as the users of the function see it.
+	Port() *hca.Port
+	// Begin gives the port its function, Remove takes the function away.
+	Begin(a *hca.Adapter) error
+	Remove()
+}
+
+var (
+	_ switchPort = (*vesw.DevicePort)(nil)
+	_ switchPort = (*vesw.GuestPort)(nil)
+)
+
+// ethernet reports whether the function has an Ethernet port in a virtual Ethernet switch.
+func (f *function) ethernet() bool { return f.st != nil || f.guest != nil }
+
 // segment is where the function's Ethernet port is plugged, empty where it has none.
 func (f *function) segment() string {
 	switch {
 	case f.st != nil:
 		return f.st.Requested().Segment
+	case f.guest != nil:
+		return api.SegmentVESW
 	case f.a.Port().Link == ib.LinkEthernet:
 		return api.SegmentHost
 	}

@@ -49,41 +49,41 @@ type functionEditor struct {
 func (e *functionEditor) add(name string, limits hca.Limits) (*function, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.create(name, limits, e.functions.Add, true, nil)
+	return e.create(name, limits, e.functions.Add, true, nil, nil)
 }
 
-// create is add with mu held. number gives the function its number. on: its port may come up. st is its Ethernet port;
-// nil: programs have the InfiniBand port.
+// create is add with mu held. number gives the function its number. on: its port may come up. st is its Ethernet port,
+// or guest is; both nil: programs have the InfiniBand port.
 func (e *functionEditor) create(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool,
-	st *vesw.DevicePort) (*function, error) {
+	st *vesw.DevicePort, guest *vesw.GuestPort) (*function, error) {
 	if e.table.named(name) != nil {
 		return nil, intent.ErrNameTaken
 	}
 	a := hca.NewAdapter(newPort(0, e.wireLocal), limits)
-	a.Name = name
+	a.Name, a.GuestGSI = name, guest != nil
 	if err := number(a); err != nil {
 		return nil, err
 	}
-	f := &function{a: a, st: st, disabled: !on}
+	f := &function{a: a, st: st, guest: guest, disabled: !on}
 	f.down = f.disabled || e.table.adapterIsOff()
 	a.NodeGUID = e.identity + 2*ib.GUID(a.Number())
 	p := newPort(a.NodeGUID+1, e.wireLocal)
 	if f.down {
 		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
 	}
-	if st != nil {
-		p = st.Port()
-	}
-	a.SetPort(p)
-	if st != nil {
-		if err := st.Begin(a); err != nil { // before its function can get a port of a VESW
+	if port := f.switchPort(); port != nil {
+		p = port.Port()
+		a.SetPort(p)
+		if err := port.Begin(a); err != nil { // before its function can get a port of a VESW
 			return nil, errors.Join(err, e.functions.Remove(a))
 		}
+	} else {
+		a.SetPort(p)
 	}
 	if e.board != nil {
 		if err := e.board.Plug(a, !f.down); err != nil {
-			if st != nil {
-				st.Remove()
+			if port := f.switchPort(); port != nil {
+				port.Remove()
 			}
 			return nil, errors.Join(err, e.functions.Remove(a))
 		}
@@ -142,8 +142,8 @@ func (e *functionEditor) drop(f *function) error {
 	if e.board != nil {
 		e.board.Unplug(f.a)
 	}
-	if f.st != nil {
-		f.st.Remove()
+	if port := f.switchPort(); port != nil {
+		port.Remove()
 	}
 	e.table.remove(f)
 	return e.functions.Remove(f.a)
@@ -177,7 +177,7 @@ func (e *functionEditor) power(list ...*function) {
 			continue
 		}
 		f.down = down
-		if f.st == nil && f.a.Port().Link != ib.LinkInfiniBand || e.board == nil {
+		if !f.ethernet() && f.a.Port().Link != ib.LinkInfiniBand || e.board == nil {
 			e.tree.setDown(f.a, down)
 		} else if down {
 			plugged[0] = append(plugged[0], f.a)
@@ -192,8 +192,12 @@ func (e *functionEditor) power(list ...*function) {
 	}
 }
 
-// open opens a function's device socket. All device sockets share the quotas of the first.
+// open opens a function's device socket. All device sockets share the quotas of the first. The function of a guest has
+// none: the guest reaches it at the socket of its card.
 func (e *functionEditor) open(f *function) error {
+	if f.guest != nil {
+		return nil
+	}
 	var on *lane.Lane // any
 	if f.st != nil {
 		on = e.lanes.First() // it has the links of ports in virtual Ethernet switches

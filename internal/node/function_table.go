@@ -107,7 +107,7 @@ func (t *functionTable) adapter(name string) *hca.Adapter {
 // switch; false where it has none.
 func (t *functionTable) fabricPort(device string) (ib.GUID, bool) {
 	f := t.named(device)
-	if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
+	if f == nil || !f.ethernet() && f.a.Port().Link != ib.LinkInfiniBand {
 		return 0, false
 	}
 	return f.a.NodeGUID + 1, true

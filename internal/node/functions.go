@@ -117,7 +117,7 @@ func (o *functionOperations) createInVESW(ctx context.Context, what string, r *a
 			return nil, deviceElsewhere(err, vesw, r)
 		}
 	}
-	f, err := o.create(r, o.functions.Add)
+	f, err := o.create(r, o.functions.Add, nil)
 	var wrong *quotaError
 	switch {
 	case errors.As(err, &wrong):
@@ -146,8 +146,10 @@ func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 		"then weft vesw port add %s GUID with the port GUID that it prints, at that node", r.Name, vesw))
 }
 
-// create makes the function of a request; the intent is being edited.
-func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
+// create makes the function of a request; the intent is being edited. guest is its Ethernet port if a guest owns the
+// function, else nil.
+func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter) error,
+	guest *vesw.GuestPort) (*function, error) {
 	limits := hca.DefaultLimits
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
@@ -163,7 +165,7 @@ func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter
 		}
 	}
 	o.editor.mu.Lock()
-	f, err := o.editor.create(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
+	f, err := o.editor.create(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st, guest)
 	o.editor.mu.Unlock()
 	if err != nil {
 		return nil, err

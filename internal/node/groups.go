@@ -46,6 +46,8 @@ func (g portGroups) Join(function uint16, group ib.GID) error {
 	if f := g.functions.byNumber(function); f != nil && f.st != nil {
 		f.st.Join(group)
 		return nil
+	} else if f != nil && f.guest != nil {
+		return nil // the guest's network stack joins the group
 	}
 	return g.host.Join(group)
 }
@@ -54,6 +56,8 @@ func (g portGroups) Join(function uint16, group ib.GID) error {
 func (g portGroups) Leave(function uint16, group ib.GID) {
 	if f := g.functions.byNumber(function); f != nil && f.st != nil {
 		f.st.Leave(group)
+		return
+	} else if f != nil && f.guest != nil {
 		return
 	}
 	g.host.Leave(group)

@@ -92,11 +92,11 @@ func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	if s.VESWInterfaces, err = r.vesw.List(ctx); err != nil {
 		return s, err
 	}
-	var wrong error
-	s.Degraded, wrong = r.degraded(ctx, &s)
 	if s.VMs, err = r.cards.List(ctx); err != nil {
 		return s, err
 	}
+	var wrong error
+	s.Degraded, wrong = r.degraded(ctx, &s)
 	s.Notices = r.notices(&s)
 	if wrong == nil {
 		s.Faults, wrong = r.faults.List(ctx)

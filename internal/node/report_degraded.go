@@ -11,6 +11,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/node/describe"
 	"weft/internal/node/lane"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -29,6 +30,7 @@ func (r *reporter) degraded(ctx context.Context, s *api.Status) (list []api.Degr
 		sure(r.addressesDegraded),
 		sure(func() []api.Degraded { return r.ip.Degraded(s.IPLinks) }),
 		sure(func() []api.Degraded { return r.vesw.Degraded(s.VESWInterfaces) }),
+		sure(func() []api.Degraded { return vmcard.Degraded(s.VMs) }),
 		func() ([]api.Degraded, error) { return r.network.Degraded(ctx, s.Trunks) },
 	} {
 		more, e := report()
@@ -80,7 +82,7 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 		case off:
 			d = api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down",
 				Fix: "weft dev set " + f.a.Name + " --enabled"}
-		case adapterOff || p.State == ib.PortActive:
+		case adapterOff || p.State == ib.PortActive || f.guest != nil: // a card without a guest has a notice of its own
 			continue
 		case f.st != nil:
 			d.Why = f.st.Describe().CarrierReason

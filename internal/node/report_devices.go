@@ -21,6 +21,9 @@ func (r *reporter) devices(context.Context) ([]api.Device, error) {
 	t := r.host()
 	list := []api.Device{}
 	for _, f := range r.table.all() {
+		if f.guest != nil {
+			continue // programs do not find it
+		}
 		p := f.a.Port()
 		port := api.Port{Number: 1, State: describe.PortState(p.State), PhysState: describe.PhysState(p.Phys),
 			LinkLayer: p.Link.String(), MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID),
@@ -82,7 +85,7 @@ func addPKeys(port *api.Port, p *hca.Port) {
 
 // icrc is how the ICRC of packets to a function's port is validated, and the reason.
 func (r *reporter) icrc(f *function) (mode, why string) {
-	if f.st != nil {
+	if f.ethernet() {
 		return config.ICRCFull, "frames of a virtual Ethernet switch hide nothing"
 	}
 	if f.a.Port().Link != ib.LinkEthernet {

@@ -235,12 +235,23 @@ func (n *Node) openFunctions() {
 	c := vmcard.Config{Dir: n.cfg.Dir, DirPerm: n.perm.dir(), Log: n.log, Lanes: n.lanes,
 		Sessions: n.sessions, Share: func() *vhost.Server { return n.funcs.all()[0].socket },
 		RemoveFunction: n.editor.remove, Number: n.all.Add, PortState: n.vesw.PortState, AwaitPort: n.vesw.Await,
-		VESWs: &n.mgmt.VESWs, Keeper: n.intent, Admit: n.gate.Admit}
+		VESWs: &n.mgmt.VESWs, Keeper: n.intent, Admit: n.gate.Admit,
+		NewGuestPort: func() *vesw.GuestPort { return n.vesw.NewGuestPort(n.sessions.NotifyPort) },
+		HalfEnded:    n.sessions.GuestEnded}
+	c.Half = func(a *hca.Adapter, s *vhost.Session, h vmcard.HalfConfig) (vmcard.Half, error) {
+		g, err := n.sessions.AdmitGuest(a, n.lanes.First(), s, session.GuestConfig{QPs: uint32(h.QPs),
+			CQs: uint32(h.CQs), Ring: uint32(h.Ring), SetGID: h.SetGID, ClearGIDs: h.ClearGIDs})
+		if err != nil {
+			return vmcard.Half{}, err
+		}
+		return vmcard.Half{RoCE: g, Rings: g, Life: g}, nil
+	}
 	if n.sub == nil {
 		c.Absent = mgmt.ErrNoFabric
 	}
 	c.AddFunction = func(m *vmcard.Card, change *api.FunctionChange, number func(*hca.Adapter) error) error {
-		f, err := n.functionOps.create(&api.NewFunction{Name: m.Request().Name, FunctionChange: *change}, number)
+		f, err := n.functionOps.create(&api.NewFunction{Name: m.Request().Name, FunctionChange: *change}, number,
+			m.EthernetPort())
 		if err != nil {
 			return err
 		}

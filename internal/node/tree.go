@@ -112,6 +112,9 @@ func (t *portTree) write() error {
 	host := t.host()
 	var list []sysfs.Device
 	for _, f := range t.functions.all() {
+		if f.guest != nil {
+			continue // no program of the host can use it
+		}
 		d := sysfs.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID, SysImageGUID: t.identity, NodeDesc: f.a.Name,
 			Firmware: buildVersion(), HCAType: "weft", BoardID: "weft", CPUs: runtime.NumCPU()}
 		var port sysfs.Port

@@ -38,6 +38,12 @@ type NewVM struct {
 	AllowUID int `json:"allow_uid"`
 	// Packed has the machine use packed rings.
 	Packed bool `json:"packed"`
+	// RDMA gives the card a RoCE half (VIRTIO_NET_F_ROCE): the guest has an adapter with an address of its own.
+	RDMA bool `json:"rdma"`
+	// QPs and CQs are how many queue pairs and completion queues the programs of the guest may have; 0:
+	// DefaultVMQPs, DefaultVMCQs. Only with RDMA.
+	QPs int `json:"qp"`
+	CQs int `json:"cq"`
 	// Memory is the memory of the machine in the options for its emulator, as QEMU's -m takes it; empty: the node does
 	// not know it.
 	Memory string `json:"memory"`
@@ -80,6 +86,7 @@ func (v *NewVM) Validate() error {
 	if v.Memory != "" {
 		errs = append(errs, ValidateMemory(v.Memory))
 	}
+	errs = append(errs, v.validateRDMA())
 	for _, s := range []string{v.Socket, v.Connect} {
 		switch {
 		case s == "":
@@ -93,6 +100,69 @@ func (v *NewVM) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// A card with RDMA has DefaultVMQPs queue pairs for programs and DefaultVMCQs completion queues by default.
+const (
+	DefaultVMQPs = 64
+	DefaultVMCQs = 32
+)
+
+// reservedQPs are the queue pairs of a card that are not for programs: 0, which is never given out, and the GSI queue
+// pair.
+const reservedQPs = 2
+
+// maxVMRings is how many virtqueues vhost-user can name.
+const maxVMRings = 256
+
+// QPSlots is how many queue pairs the card has in all (max_rdma_qps), those included that are not for programs.
+func (v *NewVM) QPSlots() int { return v.QPs + reservedQPs }
+
+// Rings is how many virtqueues a card has: its receive and transmit queues, the control queue, and with RDMA its
+// completion queues, and a send and a receive queue for each queue pair.
+func (v *NewVM) Rings() int {
+	n := 2*max(v.Queues, 1) + 1
+	if v.RDMA {
+		n += v.CQs + 2*v.QPSlots()
+	}
+	return n
+}
+
+// Complete fills in the defaults of the numbers of queues.
+func (v *NewVM) Complete() {
+	if v.Queues == 0 {
+		v.Queues = 1
+	}
+	if v.RDMA && v.QPs == 0 {
+		v.QPs = DefaultVMQPs
+	}
+	if v.RDMA && v.CQs == 0 {
+		v.CQs = DefaultVMCQs
+	}
+}
+
+// validateRDMA reports what is wrong with the request's RoCE half.
+func (v *NewVM) validateRDMA() error {
+	if !v.RDMA {
+		if v.QPs != 0 || v.CQs != 0 {
+			return errors.New("only a card with RDMA (rdma) has queue pairs (qp) and completion queues (cq) of it")
+		}
+		return nil
+	}
+	full := *v
+	full.Complete()
+	switch {
+	case v.QPs < 0 || v.CQs < 0:
+		return fmt.Errorf("%d queue pairs of RDMA and %d completion queues: both must be positive", v.QPs, v.CQs)
+	case v.Packed:
+		return errors.New("a card has either RDMA (rdma) or packed rings (packed): the rings of RDMA are split")
+	case full.QPs > maxVMRings || full.CQs > maxVMRings || full.Rings() > maxVMRings:
+		return fmt.Errorf("%d Ethernet queue pairs, %d queue pairs of RDMA and %d completion queues take %d "+
+			"virtqueues, and vhost-user has %d: 2 for each Ethernet queue pair, 1 for control, 1 for each completion "+
+			"queue, and 2 for each queue pair of RDMA and for 2 more", full.Queues, full.QPs, full.CQs, full.Rings(),
+			maxVMRings)
+	}
+	return nil
 }
 
 // ParseMAC reads the address of a station.
@@ -131,11 +201,78 @@ type VM struct {
 	// Kept is whether it is there after the node starts again, NotKept why not.
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
+	// RoCE is the RoCE half as the guest uses it; nil: the card has none, or no emulator is connected.
+	RoCE *VMRoCE `json:"roce"`
 }
 
-// QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each. memory is the
-// machine's, as -m takes it: the node has to share it.
+// VMRoCE is the RoCE half of a card as its guest uses it.
+type VMRoCE struct {
+	// Negotiated reports whether the driver of the guest uses it.
+	Negotiated bool `json:"negotiated"`
+	// NeedsReset is why the device stands still until the driver resets it, empty: it does not. Resets is how often it
+	// needed one.
+	NeedsReset string `json:"needs_reset"`
+	Resets     uint64 `json:"resets"`
+	// GIDs are the addresses that the driver gave the card.
+	GIDs []GID `json:"gids"`
+	// How many objects there are.
+	PDs  int `json:"pd"`
+	MRs  int `json:"mr"`
+	MWs  int `json:"mw"`
+	CQs  int `json:"cq"`
+	SRQs int `json:"srq"`
+	AHs  int `json:"ah"`
+	// QPs are the queue pairs.
+	QPs []VMQP `json:"qps"`
+	// Refused are the last commands that were refused, the latest last.
+	Refused []VMRefusal `json:"refused" order:"given: in the order of time"`
+}
+
+// VMQP is a queue pair of a guest.
+type VMQP struct {
+	QPN       uint32 `json:"qpn" order:"1"`
+	Type      string `json:"type"`
+	State     string `json:"state"`
+	RemoteGID string `json:"rgid"` // empty: it is not connected
+	RemoteQPN uint32 `json:"rqpn"`
+}
+
+// VMRefusal is a command of a guest that was refused.
+type VMRefusal struct {
+	AgoNS   int64  `json:"ago_ns"`
+	Command string `json:"command"`
+	Why     string `json:"why"`
+}
+
+// VMRingSize is the length of the virtqueues of a card with RDMA: the most that QEMU has.
+const VMRingSize = 1024
+
+// vmConfigSize is the length of the configuration space with the fields of RoCE, in octets.
+const vmConfigSize = 32
+
+// qemuRDMA returns the options of a card with RDMA. QEMU's own network card keeps the control queue to itself, so the
+// card is a generic device of QEMU 11 or later. It must not reconnect.
+func (v *VM) qemuRDMA(memory string) []string {
+	chardev := fmt.Sprintf("socket,id=chr-%s,path=%s", v.Name, v.Socket)
+	if v.Connect != "" {
+		chardev = fmt.Sprintf("socket,id=chr-%s,path=%s,server=on,wait=on", v.Name, v.Connect)
+	}
+	return []string{
+		"-m " + memory,
+		fmt.Sprintf("-object memory-backend-memfd,id=mem-%s,size=%s,share=on", v.Name, memory),
+		"-machine memory-backend=mem-" + v.Name,
+		"-chardev " + chardev,
+		fmt.Sprintf("-device vhost-user-test-device-pci,chardev=chr-%s,virtio-id=1,num_vqs=%d,vq_size=%d,"+
+			"config_size=%d,page-per-vq=on", v.Name, v.Rings(), VMRingSize, vmConfigSize),
+	}
+}
+
+// QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each; with RDMA it must
+// be QEMU 11 or later. memory is the machine's, as -m takes it: the node has to share it.
 func (v *VM) QEMU(memory string) []string {
+	if v.RDMA {
+		return v.qemuRDMA(memory)
+	}
 	chardev := fmt.Sprintf("socket,id=chr-%s,path=%s", v.Name, v.Socket)
 	if v.Connect != "" {
 		chardev = fmt.Sprintf("socket,id=chr-%s,path=%s,server=on,wait=off", v.Name, v.Connect)

@@ -5,6 +5,7 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -67,6 +68,7 @@ func printVM(w *screen, v api.VM, memory string) {
 		line("note", "the card is in no virtual Ethernet switch. fix: weft vesw port add NAME %s", v.PortGUID)
 	}
 	line("guest", "%s", vmGuest(v))
+	printRoCE(line, v)
 	if !v.Kept {
 		line("note", "this does not survive the node's end: %s", v.NotKept)
 	}
@@ -79,8 +81,46 @@ func printVM(w *screen, v api.VM, memory string) {
 		}
 		fmt.Fprintf(w, "  %s%s\n", printable(o), end)
 	}
+	if v.RDMA {
+		fmt.Fprint(w, "  (QEMU 11 or later. Do not let it reconnect: the guest would lose the card.)\n")
+		return
+	}
 	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt (the interface below devices):\n%s",
 		v.Libvirt())
+}
+
+// printRoCE prints the RoCE half of a card.
+func printRoCE(line func(name, format string, args ...any), v api.VM) {
+	if !v.RDMA {
+		return
+	}
+	line("rdma", "%d queue pairs, %d completion queues; %d virtqueues in all", v.QPs, v.CQs, v.Rings())
+	r := v.RoCE
+	if r == nil {
+		return
+	}
+	if r.NeedsReset != "" {
+		line("", "it stands still until the guest resets it: %s", r.NeedsReset)
+	}
+	if !r.Negotiated {
+		line("", "the driver of the guest does not use it")
+		return
+	}
+	line("", "in use: %d PD, %d MR, %d MW, %d CQ, %d SRQ, %d AH, %d QP", r.PDs, r.MRs, r.MWs, r.CQs, r.SRQs, r.AHs,
+		len(r.QPs))
+	for _, g := range r.GIDs {
+		line("gid", "%d: %s", g.Index, g.Address)
+	}
+	for _, q := range r.QPs {
+		to := ""
+		if q.RemoteGID != "" {
+			to = fmt.Sprintf(" to %d at %s", q.RemoteQPN, q.RemoteGID)
+		}
+		line("qp", "%d: %s, %s%s", q.QPN, q.Type, q.State, to)
+	}
+	for _, f := range r.Refused {
+		line("refused", "%v ago, %s: %s", time.Duration(f.AgoNS).Round(time.Second), f.Command, f.Why)
+	}
 }
 
 // vmMemory is the default of --memory.
@@ -109,9 +149,13 @@ func vmAdd(a *app) *cobra.Command {
 		Short: "give a virtual machine a network card",
 		Long: `Give a virtual machine a network card: a function of the node, which the
 machine's emulator reaches by a vhost-user socket. With --connect the emulator
-is the server of that socket: the node may restart while the machine runs.`,
+is the server of that socket: the node may restart while the machine runs.
+
+With --rdma the card is an Ethernet card and a RoCE adapter at once, by the
+virtio-net RoCE RFC: the guest's driver gives it its addresses.`,
 		Example: `  weft vm add web --vesw lab --queues 2
   weft vm add db --vesw lab --mac 52:54:00:12:34:56 --packed
+  weft vm add hpc --vesw lab --rdma
   weft vm add old --vesw lab --connect /run/qemu/old.sock`,
 		Args: cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
@@ -136,6 +180,11 @@ is the server of that socket: the node may restart while the machine runs.`,
 	f.IntVar(&v.AllowUID, "allow-uid", 0, "user that may connect to the socket, besides root and the node's own user")
 	f.StringVar(&v.Connect, "connect", "", "socket that the emulator makes and the node connects to, repeatedly")
 	f.BoolVar(&v.Packed, "packed", false, "offer packed virtqueues")
+	f.BoolVar(&v.RDMA, "rdma", false, "give the card a RoCE half: an adapter in the guest (VIRTIO_NET_F_ROCE)")
+	f.IntVar(&v.QPs, "qp", 0,
+		fmt.Sprintf("queue pairs for programs of the guest, with --rdma (default %d)", api.DefaultVMQPs))
+	f.IntVar(&v.CQs, "cq", 0,
+		fmt.Sprintf("completion queues of the guest, with --rdma (default %d)", api.DefaultVMCQs))
 	memoryFlag(cmd, &v.Memory, vmMemory)
 	return cmd
 }

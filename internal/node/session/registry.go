@@ -49,6 +49,7 @@ type Registry struct {
 
 	mu       sync.Mutex // guards what follows; never held while waiting for a lane, nothing else is locked with mu held
 	programs map[*vhost.Session]*Session
+	guests   map[*vhost.Session]*Guest
 	internal []*Internal
 	serial   uint32
 	refused  map[vhost.Quota]refusal
@@ -70,7 +71,8 @@ var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 
 // New returns an empty registry.
 func New(c Config) *Registry {
-	r := &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal),
+	r := &Registry{cfg: c, programs: make(map[*vhost.Session]*Session),
+		guests: make(map[*vhost.Session]*Guest), refused: make(map[vhost.Quota]refusal),
 		excess: make(map[unixsock.Refusal]refusal), idle: time.Now()}
 	r.guard = unixsock.NewGuard(unixsock.Config{Served: r.Allowed, Own: OwnUser,
 		Connections: connectionShare(openFiles()), OnRefuse: r.refusedConnection})
@@ -95,6 +97,7 @@ func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost
 	}
 	d := &Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: Comm(int(p.Pid)),
 		rings: make(map[int]*vhostRing)}
+	d.make = d.newDevice
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.closed(); err != nil {
@@ -117,6 +120,9 @@ func (r *Registry) count() []int {
 	count := make([]int, len(r.lanes.All()))
 	for _, d := range r.programs {
 		count[d.lane.ID()]++
+	}
+	for _, g := range r.guests {
+		count[g.lane.ID()]++
 	}
 	for _, i := range r.internal {
 		count[i.lane.ID()]++
@@ -184,10 +190,27 @@ type View interface {
 	Session() *hca.Session
 }
 
-// All lists the sessions of programs that have a device, then those of the node itself, in the order of their numbers.
+// Guests lists the RoCE halves of cards that have a device, in the order of their numbers.
+func (r *Registry) Guests() (list []*Guest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.guests {
+		if g.Dev != nil {
+			list = append(list, g)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Guest) int { return cmp.Compare(a.serial, b.serial) })
+	return list
+}
+
+// All lists the sessions of programs that have a device, then those of guests, then those of the node itself, each in
+// the order of their numbers.
 func (r *Registry) All() (list []View) {
 	for _, d := range r.Programs() {
 		list = append(list, d)
+	}
+	for _, g := range r.Guests() {
+		list = append(list, g)
 	}
 	for _, i := range r.Internal() {
 		list = append(list, i)

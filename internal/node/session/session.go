@@ -41,9 +41,10 @@ type Session struct {
 	verbs  bool
 	proc   *procmem.Space // set once on the lane, with the registry's mu held as Dev is; see process
 	bell   *virtio.Doorbell
-	rings  map[int]*vhostRing // the lane's
-	gather virtio.Scratch     // of all rings, the lane's too
-	waits  atomic.Bool        // a copy waits for its memory
+	rings  map[int]*vhostRing     // the lane's
+	gather virtio.Scratch         // of all rings, the lane's too
+	waits  atomic.Bool            // a copy waits for its memory
+	make   func() *rdmadev.Device // makes a fresh device; it runs on the lane
 }
 
 // Serial is the number of the session.
@@ -76,9 +77,14 @@ const (
 	verbsCQs, verbsQPs = abi.MaxObjectRings, abi.MaxObjectRings
 )
 
-// Features implements vhost.Registers.
+// Features implements vhost.Registers. A front-end other than a program finds no RoCE at an InfiniBand port.
 func (d *Session) Features() uint64 {
-	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1 | 1<<abi.FeatureIndirect | 1<<abi.FeatureRingReset
+	const offered = 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1 | 1<<abi.FeatureIndirect |
+		1<<abi.FeatureRingReset
+	if d.adapter.Port().Link == ib.LinkInfiniBand && !d.s.Weft() {
+		return offered &^ (1 << abi.FeatureRoCE)
+	}
+	return offered
 }
 
 // device makes the device at the first request that depends on its kind: a program has sent WEFT_HELLO by then.
@@ -308,12 +314,7 @@ func (d *Session) renew() error {
 			unix.EOPNOTSUPP)
 	}
 	old := d.Dev
-	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Now: d.r.cfg.Now,
-		Guest: rdmadev.Guest{Space: d.mem, Words: d.mem, Contains: d.mem.Contains},
-		Log:   d.r.cfg.Log.With("session", d.serial),
-		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
-		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
+	dev := d.make()
 	if d.proc != nil {
 		dev.SetProc(d.proc)
 	}
@@ -342,6 +343,16 @@ func (d *Session) renew() error {
 			unix.EBUSY)
 	}
 	return err
+}
+
+// newDevice makes the device of a program.
+func (d *Session) newDevice() *rdmadev.Device {
+	cqs, qps := d.queues()
+	return rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Now: d.r.cfg.Now,
+		Guest: rdmadev.Guest{Space: d.mem, Words: d.mem, Contains: d.mem.Contains},
+		Log:   d.r.cfg.Log.With("session", d.serial),
+		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
+		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
 }
 
 // part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs

@@ -18,6 +18,7 @@ import (
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
 	"weft/internal/host/rundir"
+	"weft/internal/node/vesw"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
 )
@@ -28,6 +29,8 @@ type Card struct {
 	c    *Cards
 	want api.NewVM // all of it filled in
 	port *ethdev.Port
+	// rdma is the Ethernet port of the card's function, for its RoCE half; nil: the card has none.
+	rdma *vesw.GuestPort
 
 	// notify is what the segment in use was made with, nil: none is.
 	notify atomic.Pointer[func(vnic.SegmentEvent)]
@@ -39,6 +42,7 @@ type Card struct {
 	server   *vhost.Server // nil before the node serves
 	failed   error         // why there is none
 	of       *vhost.Session
+	half     Half // of that session
 	peer     unix.Ucred
 	sessions int
 }
@@ -62,9 +66,6 @@ func (l cardLane) Quiesce() { l.c.cfg.Lanes.Quiesce() }
 
 // newCard completes a request and makes a card without a function.
 func (c *Cards) newCard(want api.NewVM) (*Card, error) {
-	if want.Queues == 0 {
-		want.Queues = 1
-	}
 	if want.MAC == "" {
 		b := []byte{0x52, 0x54, 0, 0, 0, 0} // the prefix that emulators use
 		rand.Read(b[3:])
@@ -81,8 +82,12 @@ func (c *Cards) newCard(want api.NewVM) (*Card, error) {
 		return nil, err
 	}
 	m := &Card{c: c, want: want}
-	m.port, err = ethdev.New(ethdev.Config{Lane: cardLane{c}, Log: c.cfg.Log.With("vm", want.Name), Pairs: want.Queues,
-		MAC: mac, Event: m.event})
+	m.want.Complete()
+	if m.want.RDMA {
+		m.rdma = c.cfg.NewGuestPort()
+	}
+	m.port, err = ethdev.New(ethdev.Config{Lane: cardLane{c}, Log: c.cfg.Log.With("vm", want.Name),
+		Pairs: m.want.Queues, MAC: mac, Event: m.event})
 	return m, err
 }
 
@@ -147,6 +152,9 @@ func (m *Card) OpenLate() {
 // Request is what was requested, with the defaults filled in.
 func (m *Card) Request() *api.NewVM { return &m.want }
 
+// EthernetPort returns the Ethernet port of the card's function, nil if the card has no RoCE half.
+func (m *Card) EthernetPort() *vesw.GuestPort { return m.rdma }
+
 // SetAdapter gives the card its function.
 func (m *Card) SetAdapter(a *hca.Adapter) {
 	m.mu.Lock()
@@ -180,7 +188,7 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	if err := m.c.cfg.Admit(); err != nil {
 		return vhost.Device{}, err
 	}
-	d, err := m.port.Attach(s)
+	d, parts, err := m.attach(s)
 	if err != nil {
 		return vhost.Device{}, err
 	}
@@ -193,7 +201,7 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 		s.Fail(vhost.Shutdown, err) // a drain began meanwhile: EndGuests may have missed the session
 	}
 	m.c.cfg.Log.Info("guest connected", "vm", m.want.Name, "pid", p.Pid)
-	return d.Parts(), nil
+	return parts, nil
 }
 
 // ended notes the end of a session.
@@ -201,9 +209,12 @@ func (m *Card) ended(s *vhost.Session, reason error) {
 	p := s.Peer()
 	m.mu.Lock()
 	if m.of == s {
-		m.of, m.peer = nil, unix.Ucred{}
+		m.of, m.peer, m.half = nil, unix.Ucred{}, Half{}
 	}
 	m.mu.Unlock()
+	if m.rdma != nil {
+		m.c.cfg.HalfEnded(s)
+	}
 	if reason == nil || errors.Is(reason, vhost.Gone) || errors.Is(reason, vhost.Shutdown) {
 		m.c.cfg.Log.Info("guest gone", "vm", m.want.Name, "pid", p.Pid)
 		return
@@ -276,6 +287,7 @@ func (m *Card) describe() api.VM {
 		}
 	}
 	v.Running = m.running()
+	v.RoCE = m.describeRoCE()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.Sessions = m.sessions

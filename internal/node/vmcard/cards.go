@@ -48,6 +48,11 @@ type Config struct {
 	RemoveFunction func(name string) error
 	// Number gives a function the next number.
 	Number func(*hca.Adapter) error
+	// NewGuestPort makes the Ethernet port of the function of a card with RDMA.
+	NewGuestPort func() *vesw.GuestPort
+	// Half makes the RoCE half of a card with the function a for a front-end. HalfEnded removes it after the session.
+	Half      func(a *hca.Adapter, s *vhost.Session, c HalfConfig) (Half, error)
+	HalfEnded func(s *vhost.Session)
 	// PortState returns the port of a function in a VESW.
 	PortState func(function uint16) vesw.PortState
 	// AwaitPort returns when done reports true, which is called after each change of a VESW port, or ctx ends.

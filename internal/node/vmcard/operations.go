@@ -110,6 +110,18 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 	})
 }
 
+// Degraded lists cards with a RoCE half that stands still.
+func Degraded(list []api.VM) (degraded []api.Degraded) {
+	for _, v := range list {
+		if v.RoCE != nil && v.RoCE.NeedsReset != "" {
+			degraded = append(degraded, api.Degraded{What: "vm_needs_reset",
+				Why: v.Name + ": its RoCE device stands still: " + v.RoCE.NeedsReset,
+				Fix: "weft vm show " + v.Name + "; start the machine again"})
+		}
+	}
+	return degraded
+}
+
 // Notices lists cards without a guest, and cards in no switch.
 func Notices(list []api.VM) (notices []api.Degraded) {
 	for _, v := range list {

@@ -116,7 +116,8 @@ func (d *Driver) negotiate() error {
 	if err != nil {
 		return err
 	}
-	want := uint64(1<<abi.FeatureProtocol|1<<abi.FeatureVersion1|1<<abi.FeatureRoCE|1<<abi.FeatureCtrlVQ) | d.Opt.Features
+	const need = 1<<abi.FeatureProtocol | 1<<abi.FeatureVersion1 | 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ
+	want := need | d.Opt.Features
 	if want&^offered != 0 {
 		return fmt.Errorf("features %#x offered, %#x needed", offered, want)
 	}
@@ -228,6 +229,11 @@ func (d *Driver) startRing(t testing.TB, index int, callValue uint64, withCall b
 
 // attach announces a ring that has been made.
 func (d *Driver) attach(t testing.TB, r *ring, callValue uint64) error {
+	return d.attachAt(t, r, 0, callValue)
+}
+
+// attachAt is attach for a ring that goes on from a base.
+func (d *Driver) attachAt(t testing.TB, r *ring, base uint32, callValue uint64) error {
 	if !d.Opt.Plain {
 		m := abi.SetRing{Index: uint32(r.index), Num: uint32(r.Num), Desc: r.Desc, Avail: r.Avail, Used: r.Used,
 			CallValue: callValue}
@@ -248,7 +254,7 @@ func (d *Driver) attach(t testing.TB, r *ring, callValue uint64) error {
 	}
 	list := []msg{
 		{abi.ReqSetVringNum, abi.VUVringState{Index: i, Num: uint32(r.Num)}.Append(nil), nil},
-		{abi.ReqSetVringBase, abi.VUVringState{Index: i}.Append(nil), nil},
+		{abi.ReqSetVringBase, abi.VUVringState{Index: i, Num: base}.Append(nil), nil},
 		{abi.ReqSetVringAddr, abi.VUVringAddr{Index: i, Desc: r.Desc, Used: r.Used, Avail: r.Avail}.Append(nil), nil},
 	}
 	if r.call >= 0 {

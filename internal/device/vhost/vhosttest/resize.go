@@ -63,3 +63,23 @@ func (c *CQ) Renew(t testing.TB, num int) error {
 
 // Enable lets the device use the ring of a completion queue, or not.
 func (c *CQ) Enable(on bool) error { return c.d.enableRing(c.ring, on) }
+
+// StopControl stops the control queue as a front-end does when its machine pauses, and returns the base from which the
+// queue goes on.
+func (d *Driver) StopControl() (base uint32, err error) {
+	b, err := d.Get(abi.ReqGetVringBase, abi.VUVringState{Index: uint32(d.ctrl.index)}.Append(nil))
+	if err != nil {
+		return 0, err
+	}
+	st, err := abi.ParseVUVringState(b)
+	return st.Num, err
+}
+
+// StartControl starts the control queue again. With anew it does so as for a driver that begins: the queue is empty,
+// and its base is 0.
+func (d *Driver) StartControl(t testing.TB, base uint32, anew bool) error {
+	if anew {
+		d.ctrl.Ring, base = virtiotest.NewRing(d.Mem, d.Opt.RingNum, false), 0
+	}
+	return d.attachAt(t, d.ctrl, base, 1)
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/internal/control/api"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+)
+
+// rdmaCard adds a card with a RoCE half, in a virtual Ethernet switch, and connects a driver to it.
+func rdmaCard(t *testing.T, n *veswNode, v api.NewVM) (api.VM, *vhosttest.Driver) {
+	t.Helper()
+	v.RDMA = true
+	vm := n.addVM(v)
+	number := uint16(vm.Number)
+	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
+	eventually(t, "the card's port is in the subnet", func() bool {
+		active := false
+		n.node.sub.Do(func() {
+			if p := n.node.sub.Port(number); p != nil {
+				active = p.FabricPort().State == ib.PortActive
+			}
+		})
+		return active
+	})
+	n.node.sub.Do(func() { n.node.sub.ServeEthernet(number, nil) })
+	n.vport(number, 0, 5, 1500)
+	eventually(t, "the card has a carrier", func() bool { return n.vm(v.Name).Carrier })
+	return vm, vhosttest.NewDriver(t, vm.Socket, vhosttest.Options{Plain: true})
+}
+
+// roceFeatures are the features that a driver of the RoCE half chooses.
+const roceFeatures = 1<<abi.FeatureProtocol | 1<<abi.FeatureVersion1 | 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ
+
+// addGID has a driver give its card an address.
+func addGID(d *vhosttest.Driver, index uint16, addr string) error {
+	m := abi.AddGID{Index: index, GID: ib.GIDFromAddr(netip.MustParseAddr(addr))}
+	_, err := d.Control(abi.CmdAddGID, m.Append(nil), 0)
+	return err
+}
+
+// TestRDMACard: a card with a RoCE half belongs to its guest alone; the node lists what the guest made, and why
+// commands were refused.
+func TestRDMACard(t *testing.T) {
+	n := veswPair(t)[0]
+	for _, want := range []struct {
+		v   api.NewVM
+		why string
+	}{
+		{api.NewVM{Name: "web", RDMA: true, Packed: true}, "are split"},
+		{api.NewVM{Name: "web", RDMA: true, QPs: 200}, "take 439 virtqueues, and vhost-user has 256"},
+		{api.NewVM{Name: "web", RDMA: true, CQs: -1}, "must be positive"},
+		{api.NewVM{Name: "web", QPs: 4}, "only a card with RDMA"},
+	} {
+		_, err := api.Call(t.Context(), n.cli, api.AddVM, want.v)
+		if err == nil || !strings.Contains(err.Error(), want.why) {
+			t.Errorf("%+v: %v", want.v, err)
+		}
+	}
+
+	vm, d := rdmaCard(t, n, api.NewVM{Name: "web"})
+	if d.Config.MaxRDMAQPs != api.DefaultVMQPs+2 || d.Config.MaxRDMACQs != api.DefaultVMCQs || vm.Rings() != 167 {
+		t.Errorf("%+v, %d rings", d.Config, vm.Rings())
+	}
+	if _, err := os.Stat(filepath.Join(n.cfg.Dir, rundir.SocketDir, "web.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("programs of the host find a socket of the card: %v", err)
+	}
+
+	if err := addGID(d, 1, "10.9.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	pd, err := d.CreatePD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := d.CreateCQ(t, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := d.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.DestroyPD(pd); err == nil {
+		t.Error("a protection domain in use was destroyed")
+	}
+	r := n.vm("web").RoCE
+	if r == nil || !r.Negotiated || r.PDs != 1 || r.CQs != 1 || len(r.QPs) != 1 || r.QPs[0].QPN != q.Num ||
+		len(r.GIDs) != 1 || r.GIDs[0].Address != "10.9.0.1" || r.GIDs[0].Index != 1 {
+		t.Fatalf("%+v, queue pair %d", r, q.Num)
+	}
+	if len(r.Refused) != 1 || r.Refused[0].Command != "DESTROY_PD" || r.Refused[0].Why == "" {
+		t.Errorf("%+v", r.Refused)
+	}
+	res, err := api.Get(t.Context(), n.cli, api.GetResources)
+	if err != nil || len(res.QPs) != 1 || res.QPs[0].Device != "web" || res.QPs[0].PID != os.Getpid() {
+		t.Errorf("%+v, %v", res.QPs, err)
+	}
+
+	// Another card in the same switch cannot take the address, nor one in another switch be kept from it.
+	_, other := rdmaCard(t, n, api.NewVM{Name: "db"})
+	if err := addGID(other, 0, "10.9.0.1"); err == nil {
+		t.Error("a card took an address of another one")
+	}
+	if err := addGID(other, 0, "10.9.0.2"); err != nil {
+		t.Error(err)
+	}
+
+	// The address goes with the guest.
+	d.Close()
+	eventually(t, "the guest is gone", func() bool { v := n.vm("web"); return !v.Guest && v.RoCE == nil })
+	if err := addGID(other, 1, "10.9.0.1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRDMACardDriverBegins: an emulator does not report that a guest resets the device. A control queue that goes on
+// where it stopped belongs to a machine that was paused: its objects stay. Another one belongs to a driver that begins.
+func TestRDMACardDriverBegins(t *testing.T) {
+	n := veswPair(t)[0]
+	_, d := rdmaCard(t, n, api.NewVM{Name: "web"})
+	objects := func() int {
+		r := n.vm("web").RoCE
+		return r.PDs + len(r.GIDs)
+	}
+	if _, err := d.CreatePD(); err != nil {
+		t.Fatal(err)
+	}
+	if err := addGID(d, 0, "10.9.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	features := vhosttest.U64(roceFeatures)
+	for _, anew := range []bool{false, true} {
+		base, err := d.StopControl()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Do(abi.ReqSetFeatures, features); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.StartControl(t, base, anew); err != nil {
+			t.Fatal(err)
+		}
+		if k := objects(); anew == (k > 0) {
+			t.Errorf("anew %v: %d objects", anew, k)
+		}
+		if _, err := d.CreatePD(); err != nil {
+			t.Errorf("anew %v: %v", anew, err)
+		}
+	}
+}
+
+// TestRDMACardBroken: a guest that breaks a ring keeps its session; the status of the device asks for a reset, the
+// node's status is degraded, and the driver goes on after the reset.
+func TestRDMACardBroken(t *testing.T) {
+	n := veswPair(t)[0]
+	_, d := rdmaCard(t, n, api.NewVM{Name: "web"})
+	pd, err := d.CreatePD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := d.CreateCQ(t, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := addGID(d, 0, "10.9.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	q, err := d.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := vhosttest.Peer{QPN: ib.QPN(q.Num), GID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.1"))}
+	if err := q.ConnectTo(self, 1, ib.MTU1024, 0); err != nil {
+		t.Fatal(err)
+	}
+	q.PostHostile(8, 100)
+	degraded := func() bool {
+		return slices.ContainsFunc(n.status().Degraded, func(d api.Degraded) bool { return d.What == "vm_needs_reset" })
+	}
+	eventually(t, "the status is degraded", degraded)
+	if st, err := d.GetU64(abi.ReqGetStatus); err != nil || st&abi.StatusNeedsReset == 0 {
+		t.Errorf("status %#x, %v", st, err)
+	}
+	if err := d.Do(abi.ReqSetStatus, vhosttest.U64(0)); err != nil {
+		t.Fatal(err)
+	}
+	if degraded() {
+		t.Error("the status is degraded after the reset")
+	}
+	if st, err := d.GetU64(abi.ReqGetStatus); err != nil || st != 0 {
+		t.Errorf("status %#x after the reset, %v", st, err)
+	}
+	if _, err := d.StopControl(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Do(abi.ReqSetFeatures, vhosttest.U64(roceFeatures)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.StartControl(t, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.CreatePD(); err != nil {
+		t.Error(err)
+	}
+}
