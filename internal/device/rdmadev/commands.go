@@ -128,7 +128,11 @@ func destroyQP(d *Device, v abi.DestroyQP, _ []byte) error {
 }
 
 func createAH(d *Device, v abi.CreateAH, res []byte) error {
-	n, err := d.sess.CreateAH(v.PDN, d.handleAttr(&v.AHAttr))
+	a := d.handleAttr(&v.AHAttr)
+	n, err := d.sess.CreateAH(v.PDN, a)
+	if err != nil {
+		err = d.explainAV(a, err)
+	}
 	put(res, abi.CreateAHResult{AH: n}.Append(nil))
 	return err
 }

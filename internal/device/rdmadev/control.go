@@ -249,6 +249,27 @@ func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
 	return a
 }
 
+// explainAV gives the refusal of an address vector its reason in words, where that is known.
+func (d *Device) explainAV(v *hca.AHAttr, err error) error {
+	if err != error(syscall.EINVAL) || d.adapter.Port().Link != ib.LinkEthernet {
+		return err // it has words, or an errno that says enough
+	}
+	sgid, none := d.sess.GID(uint32(v.SGIDIndex))
+	switch {
+	case none != nil:
+		return refuse(err, "sgid_index %d: the entry of the GID table is empty", v.SGIDIndex)
+	case v.DGID.IsZero():
+		return refuse(err, "dgid is zero")
+	case !v.Global:
+		return refuse(err, "no GRH: packets of an Ethernet port have addresses")
+	case sgid.IsIPv4() != v.DGID.IsIPv4():
+		return refuse(err, "no way from %v to %v: one address is IPv4, the other IPv6", sgid, v.DGID)
+	case v.DMAC[0]&1 != 0 && !v.DGID.IsMulticast():
+		return refuse(err, "dmac % x is a group's, dgid %v is not", v.DMAC, v.DGID)
+	}
+	return err
+}
+
 func abiAH(v *hca.AHAttr) abi.AHAttr {
 	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit,
 		TrafficClass: v.TrafficClass, DMAC: v.DMAC}

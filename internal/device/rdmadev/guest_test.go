@@ -407,6 +407,30 @@ func TestRefusals(t *testing.T) {
 	if v := l[len(l)-1]; v.Command != "MODIFY_QP" || !strings.Contains(v.Reason, "from RESET to RTS") {
 		t.Errorf("%+v", v)
 	}
+	own := abi.AHAttr{DGID: gid, SGIDIndex: 1}
+	for _, x := range []struct {
+		change func(a *abi.AHAttr)
+		words  string
+	}{
+		{func(a *abi.AHAttr) { a.SGIDIndex = 9 }, "sgid_index 9: the entry of the GID table is empty"},
+		{func(a *abi.AHAttr) { a.DGID = ib.GID{} }, "dgid is zero"},
+		{func(a *abi.AHAttr) { a.DGID = ib.GID{0: 0xfd, 15: 1} }, "one address is IPv4, the other IPv6"},
+		{func(a *abi.AHAttr) { a.DMAC[0] = 1 }, "dmac 01 00 00 00 00 00 is a group's"},
+	} {
+		a := own
+		x.change(&a)
+		d.refused(abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: a}.Append(nil), 4, syscall.EINVAL)
+		q.to(ib.Reset)
+		q.modify(abi.ModifyQP{QPState: ib.Init}, 0x5)
+		if q.tryModify(abi.ModifyQP{QPState: ib.RTR, PathMTU: ib.MTU1024, AHAttr: a}, 0xaa31) == nil {
+			t.Errorf("%+v was accepted", a)
+		}
+		for _, v := range d.dev.Refusals()[len(d.dev.Refusals())-2:] {
+			if !strings.Contains(v.Reason, x.words) {
+				t.Errorf("%+v, want %q", v, x.words)
+			}
+		}
+	}
 	for i := range uint32(40) {
 		f.clock++
 		d.exec(append([]byte{6, 2}, abi.CreateCQ{CQE: 1<<31 + i}.Append(nil)...), 20)
