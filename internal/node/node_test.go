@@ -389,15 +389,26 @@ func TestOnePlainFrontEnd(t *testing.T) {
 		if err != nil || len(res.QPs) != 1 || uint32(res.QPs[0].LQPN) != q.Num {
 			t.Fatalf("CREATE_QP returned %d, the node has %+v, %v", q.Num, res.QPs, err)
 		}
-		lines := r.logs.count("serves one at a time")
+		lines := r.logs.count("at a time: another session")
 		if _, err := vhosttest.Connect(t, r.socket(), vhosttest.Options{Plain: true}); err == nil {
 			t.Error("a second plain front-end was accepted")
 		}
-		eventually(t, "the refusal is in the log", func() bool { return r.logs.count("serves one at a time") > lines })
+		eventually(t, "the refusal is in the log", func() bool { return r.logs.count("at a time: another session") > lines })
 		a.qp = q
 		a.qp.To(ib.Err) // it is still served
 	})
 	eventually(t, "the first has gone", func() bool { return len(r.status().Sessions) == 0 })
+	r.client(t, vhosttest.Options{Plain: true})
+}
+
+// TestPlainFrontEndReturns: a front-end that connects while the last one is on its way out is served. It cannot know when
+// the node has noticed the end of a connection.
+func TestPlainFrontEndReturns(t *testing.T) {
+	r := run(t, nil)
+	b := r.client(t, vhosttest.Options{})
+	a := r.client(t, vhosttest.Options{Plain: true})
+	pair(t, ib.RC, a, b) // its end notifies a peer
+	time.AfterFunc(200*time.Millisecond, func() { a.Conn.Close() })
 	r.client(t, vhosttest.Options{Plain: true})
 }
 

@@ -55,9 +55,10 @@ type Registry struct {
 	refused  map[vhost.Quota]refusal
 	excess   map[unixsock.Refusal]refusal
 	log      logLimit
-	idle     time.Time // when the last session ended, or a program announced itself
-	ending   bool      // the node ends because it was idle
-	records  int       // open files of user MADs and channels of the connection manager
+	idle     time.Time     // when the last session ended, or a program announced itself
+	ending   bool          // the node ends because it was idle
+	left     chan struct{} // is closed when a session leaves its function
+	records  int           // open files of user MADs and channels of the connection manager
 }
 
 // Stats count connections to record sockets that were refused.
@@ -73,7 +74,7 @@ var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
 func New(c Config) *Registry {
 	r := &Registry{cfg: c, programs: make(map[*vhost.Session]*Session),
 		guests: make(map[*vhost.Session]*Guest), refused: make(map[vhost.Quota]refusal),
-		excess: make(map[unixsock.Refusal]refusal), idle: time.Now()}
+		excess: make(map[unixsock.Refusal]refusal), idle: time.Now(), left: make(chan struct{})}
 	r.guard = unixsock.NewGuard(unixsock.Config{Served: r.Allowed, Own: OwnUser,
 		Connections: connectionShare(openFiles()), OnRefuse: r.refusedConnection})
 	return r
@@ -236,6 +237,22 @@ func (r *Registry) Detach(s *hca.Session) {
 	r.mu.Lock()
 	s.Adapter().Detach(s)
 	r.mu.Unlock()
+	r.leave()
+}
+
+// leave reports that a session has left its function: it is detached, or only queue pairs are left that notify peers.
+func (r *Registry) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.left)
+	r.left = make(chan struct{})
+}
+
+// nextLeave returns a channel that is closed when the next session leaves its function.
+func (r *Registry) nextLeave() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.left
 }
 
 // MemoryOwner returns the session of a program with mapped memory at addr, or nil. Lanes call it.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -93,15 +94,29 @@ func (d *Session) device() (err error) {
 		return nil
 	}
 	d.verbs = d.s.Weft()
-	if e := d.lane.Do(func() {
-		if err = d.renew(); err == nil {
-			d.lane.AddClient(&d.Client)
+	for late := time.After(ownerLeaves); ; {
+		left := d.r.nextLeave()
+		if e := d.lane.Do(func() {
+			if err = d.renew(); err == nil {
+				d.lane.AddClient(&d.Client)
+			}
+		}); e != nil {
+			return e
 		}
-	}); e != nil {
-		return e
+		if !errors.Is(err, hca.ErrOwned) {
+			return err
+		}
+		select {
+		case <-left:
+		case <-late:
+			return err
+		}
 	}
-	return err
 }
+
+// ownerLeaves is how long a plain front-end waits for the function's last one to leave: that may have closed its
+// connection, and the node may not have noticed yet.
+const ownerLeaves = 2 * time.Second
 
 // Config implements vhost.Registers.
 func (d *Session) Config() abi.Config {
@@ -339,8 +354,7 @@ func (d *Session) renew() error {
 	}
 	dev.Close() // the session stays without a device, or with one that is closed
 	if errors.Is(err, hca.ErrOwned) {
-		return fmt.Errorf("%s has a front-end without WEFT_HELLO already, and serves one at a time: %w", d.adapter.Name,
-			unix.EBUSY)
+		return fmt.Errorf("%s serves one front-end without WEFT_HELLO at a time: %w", d.adapter.Name, err)
 	}
 	return err
 }
@@ -358,9 +372,11 @@ func (d *Session) newDevice() *rdmadev.Device {
 // part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs
 // notify their peers first, the lane detaches the session later.
 func (d *Session) part(dev *rdmadev.Device) {
-	if !dev.Orphan() {
-		d.r.Detach(dev.Session())
+	if dev.Orphan() {
+		d.r.leave()
+		return
 	}
+	d.r.Detach(dev.Session())
 }
 
 // Retire implements vhost.Lifetime.

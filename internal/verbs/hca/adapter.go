@@ -101,7 +101,7 @@ func (a *Adapter) SetPort(p *Port) {
 var ErrNoSession = errors.New("no session number free")
 
 // ErrOwned is returned when another session owns the function (AttachOwner).
-var ErrOwned = errors.New("the function has a session that knows queue pairs by their numbers on the wire already")
+var ErrOwned = errors.New("another session owns the function")
 
 // ownerNumber is the number of the session that owns a function: the numbers of its queue pairs on the wire are the
 // handles that CREATE_QP returns.
