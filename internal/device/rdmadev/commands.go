@@ -131,7 +131,7 @@ func createAH(d *Device, v abi.CreateAH, res []byte) error {
 	a := d.handleAttr(&v.AHAttr)
 	n, err := d.sess.CreateAH(v.PDN, a)
 	if err != nil {
-		err = d.explainAV(a, err)
+		err = explainAV(d, a, err)
 	}
 	put(res, abi.CreateAHResult{AH: n}.Append(nil))
 	return err

@@ -250,7 +250,7 @@ func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
 }
 
 // explainAV gives the refusal of an address vector its reason in words, where that is known.
-func (d *Device) explainAV(v *hca.AHAttr, err error) error {
+func explainAV(d *Device, v *hca.AHAttr, err error) error {
 	if err != error(syscall.EINVAL) || d.adapter.Port().Link != ib.LinkEthernet {
 		return err // it has words, or an errno that says enough
 	}

@@ -146,7 +146,7 @@ func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
 // modify changes attributes of a queue pair; kbps is used with AttrRateLimit, in RTS or on the way there.
 func (d *Device) modify(q *hca.QP, a *transport.Attr, av *hca.AHAttr, mask ib.AttrMask, kbps uint32) error {
 	if mask&ib.AttrRateLimit == 0 {
-		return d.modifyQueuePair(q, a, av, mask)
+		return modifyQueuePair(d, q, a, av, mask)
 	}
 	to := q.Transport().State()
 	if mask&ib.AttrState != 0 {
@@ -155,17 +155,17 @@ func (d *Device) modify(q *hca.QP, a *transport.Attr, av *hca.AHAttr, mask ib.At
 	if to != ib.RTS {
 		return refuse(syscall.EINVAL, "a rate limit in state %v, it belongs to RTS", to)
 	}
-	if err := d.modifyQueuePair(q, a, av, mask&^ib.AttrRateLimit); err != nil {
+	if err := modifyQueuePair(d, q, a, av, mask&^ib.AttrRateLimit); err != nil {
 		return err
 	}
 	return q.ModifyRate(kbps)
 }
 
 // modifyQueuePair is hca.QP.Modify with the reason of an error in words.
-func (d *Device) modifyQueuePair(q *hca.QP, a *transport.Attr, av *hca.AHAttr, mask ib.AttrMask) error {
+func modifyQueuePair(d *Device, q *hca.QP, a *transport.Attr, av *hca.AHAttr, mask ib.AttrMask) error {
 	err := q.Modify(d.now(), a, av, mask)
 	if err != nil && mask&ib.AttrAV != 0 {
-		err = d.explainAV(av, err)
+		err = explainAV(d, av, err)
 	}
 	return err
 }
