@@ -85,7 +85,10 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 	list = append(list, more...)
 	for _, v := range r.sessions.All() {
 		err := v.Lane().Query(func() {
-			if d, program := v.(*session.Session); program {
+			switch d := v.(type) {
+			case *session.Session:
+				fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
+			case *session.Guest:
 				fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
 			}
 			for _, q := range v.Session().Inspect().QPs {

@@ -89,5 +89,13 @@ var ethernetGroups = []Group{
 			{"commands", Count, "commands", "of the control queue"},
 			{"command_errors", Count, "commands", "of the control queue, answered with an error"},
 			{"announced", Count, "frames", "announcements (RARP) sent for the guest"},
+			{"resolver_questions", Count, "frames", "RoCE: questions sent for the MAC of a destination"},
+			{"resolver_answers", Count, "frames", "RoCE: answers to these"},
+			{"resolver_confirmed", Count, "frames", "RoCE: that confirm a known MAC"},
+			{"resolver_doubted", Count, "frames", "RoCE: that contradict a known MAC, which is requested again"},
+			{"resolver_unreachable", Count, "addresses", "RoCE: that did not answer"},
+			{"resolver_table_full", Count, "questions", "RoCE: refused, because too many are outstanding"},
+			{"resolver_malformed", Count, "frames", "RoCE: of ARP or neighbour discovery that no station may send"},
+			{"resolver_unsolicited", Count, "frames", "RoCE: answers without a question"},
 		}},
 }

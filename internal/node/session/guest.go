@@ -139,6 +139,12 @@ func (g *Guest) needReset(reason error) {
 	g.failure = reason
 	g.broken++
 	g.s.NeedsReset()
+	dev := g.Dev
+	g.lane.Post(func() { // not in the midst of the device's turn
+		if dev != nil && dev == g.Dev && g.failure != nil {
+			dev.Close() // peers reach neither its queue pairs nor its memory
+		}
+	})
 	g.r.Complain("the RoCE device of a guest needs a reset", "vm", g.adapter.Name, "pid", g.pid, "reason", reason)
 }
 

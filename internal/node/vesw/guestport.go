@@ -40,6 +40,9 @@ type GuestPort struct {
 func (h *Host) NewGuestPort(notify func(a *hca.Adapter, events []ib.Event)) *GuestPort {
 	p := &GuestPort{h: h}
 	p.notify = func(events []ib.Event) { notify(p.a, events) }
+	p.ask = neighbour.New([6]byte{}, func(ip netip.Addr, mac [6]byte, ok bool) {
+		p.link.Resolved(h.cfg.Now(), ip, mac, ok)
+	})
 	return p
 }
 
@@ -53,9 +56,6 @@ func (p *GuestPort) Begin(a *hca.Adapter) error {
 		Member: func(g ib.GID) bool {
 			return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
 		}})
-	p.ask = neighbour.New([6]byte{}, func(ip netip.Addr, mac [6]byte, ok bool) {
-		p.link.Resolved(h.cfg.Now(), ip, mac, ok)
-	})
 	if err := h.first.Do(func() { h.first.Net.AddEthernet(a.Number(), p.link) }); err != nil {
 		return err
 	}
@@ -84,6 +84,9 @@ func (h *Host) guestPort(card string) *GuestPort {
 
 // Link returns the link of the port.
 func (p *GuestPort) Link() *roceframe.Link { return p.link }
+
+// Resolver returns the counters of the resolution of destinations.
+func (p *GuestPort) Resolver() neighbour.Counters { return p.ask.Counters() }
 
 // Port returns the port as the guest sees it. It may be called before Begin, on any goroutine.
 func (p *GuestPort) Port() *hca.Port {

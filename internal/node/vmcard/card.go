@@ -17,6 +17,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
+	"weft/internal/fabric/link/neighbour"
 	"weft/internal/host/rundir"
 	"weft/internal/node/vesw"
 	"weft/internal/service/vnic"
@@ -312,10 +313,19 @@ func (m *Card) describe() api.VM {
 // counters are those of the card.
 func (m *Card) counters(add func(scope, instance, name string, v uint64)) error {
 	var s ethdev.Stats
-	if err := m.c.first().Query(func() { s = m.port.Stats }); err != nil {
+	var resolver neighbour.Counters
+	if err := m.c.first().Query(func() {
+		s = m.port.Stats
+		if m.rdma != nil {
+			resolver = m.rdma.Resolver()
+		}
+	}); err != nil {
 		return err
 	}
 	s.Each(func(name string, v uint64) { add(api.ScopeVM, m.want.Name, name, v) })
+	if m.rdma != nil {
+		resolver.Each(func(name string, v uint64) { add(api.ScopeVM, m.want.Name, "resolver_"+name, v) })
+	}
 	return nil
 }
 
