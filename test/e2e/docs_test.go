@@ -82,7 +82,8 @@ func TestCounters(t *testing.T) {
 		"weft up --detach --peer 10.0.0.2 --trunk-security none",
 		"ip netns exec peer weft up --detach --dir /run/peer --peer 10.0.0.1 --sm off --trunk-security none",
 		"weft wait --for=active && weft vesw create lab && weft vesw port add lab weft_ib0",
-		"weft vm add web --vesw lab && weft dev add lab0 --segment vesw:lab --addr 10.3.0.1/24 && weft ipoib add weft_ib0",
+		"weft vm add web --vesw lab --rdma",
+		"weft dev add lab0 --segment vesw:lab --addr 10.3.0.1/24 && weft ipoib add weft_ib0",
 		"weft run -- ibv_rc_pingpong -d weft0 -g 1 &",
 		"weft run -- rping -s &",
 		"sleep 1; weft stat --all -o json >counters.json; weft res qp && grep -q conn_opened counters.json && " +
