@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"errors"
-	"net/netip"
 	"slices"
 	"testing"
 
@@ -16,10 +15,11 @@ const minQueues, maxQueues = 1, 16384
 
 // roceFramings are the ways of drivers to divide a command, each with a way to announce memory.
 var roceFramings = map[string]rocefront.Options{
-	"by part":  {},
-	"whole":    {Framing: rocefront.Whole, MemTable: true},
-	"by field": {Framing: rocefront.ByField},
-	"indirect": {Framing: rocefront.Indirect, Features: rocefront.FeatureIndirect, MemTable: true},
+	"by part":   {},
+	"whole":     {Framing: rocefront.Whole, MemTable: true},
+	"by field":  {Framing: rocefront.ByField},
+	"indirect":  {Framing: rocefront.Indirect, Features: rocefront.FeatureIndirect, MemTable: true},
+	"two pairs": {Features: rocefront.FeatureMQ},
 }
 
 // commands uses all 18 commands, and compares each result with what the text demands.
@@ -41,9 +41,8 @@ func (l *roceLab) commands(t *testing.T, o rocefront.Options) {
 	if port.GIDTableLen <= gidIndex || port.MaxMsgSize < 1<<20 || port.Reserved != [6]uint32{} {
 		t.Errorf("QUERY_PORT: %+v", port)
 	}
-	c := &roceCard{Device: d, addr: netip.MustParseAddr(roceAddrs["near"])}
-	c.gid = c.addr.As16()
-	must(t, d.AddGID(gidIndex, c.gid))
+	c := &roceCard{Device: d}
+	c.address(t, roceAddrs["near"], gidIndex)
 	c.pd = got(d.CreatePD())(t)
 	other := got(d.CreatePD())(t)
 	c.cq = got(d.CreateCQ(16))(t)
@@ -150,6 +149,12 @@ func (c *roceCard) modify(t *testing.T, kind uint8, sends *rocefront.CQ) {
 	if kind == rocefront.RC && (s.Timeout != to.Timeout || s.RetryCnt != to.Retry || s.RNRRetry != to.RNR ||
 		s.MaxRdAtomic != 2) {
 		t.Errorf("QUERY_QP: %+v, want %+v", s, to)
+	}
+	a := rocefront.QPAttr{Mask: rocefront.AttrRateLimit}
+	a.RateKbps = 123456
+	must(t, q.Modify(a))
+	if s = read(rocefront.RTS); s.RateKbps != 123456 {
+		t.Errorf("QUERY_QP: rate limit %d kbps, want 123456", s.RateKbps)
 	}
 	must(t, q.Modify(rocefront.QPAttr{Mask: rocefront.AttrState, State: rocefront.SQD}))
 	read(rocefront.SQD)
@@ -308,6 +313,12 @@ func (l *roceLab) refusedCommands(t *testing.T) {
 		{"CREATE_AH: source GID beyond the table", func() error {
 			r := c.route()
 			r.Route.SGIDIndex = 255
+			_, err := c.pd.CreateAH(r)
+			return err
+		}},
+		{"CREATE_AH: source GID that is not there", func() error {
+			r := c.route()
+			r.Route.SGIDIndex = gid6Index
 			_, err := c.pd.CreateAH(r)
 			return err
 		}},

@@ -30,20 +30,21 @@ const allAccess = rocefront.LocalWrite | rocefront.RemoteWrite | rocefront.Remot
 // roceCard is a RoCE card of a node with a driver: what a guest's kernel and a program in the guest have.
 type roceCard struct {
 	*rocefront.Device
-	addr netip.Addr
-	gid  [16]byte // of addr, at index gidIndex
-	pd   *rocefront.PD
-	cq   *rocefront.CQ
-	mr   *rocefront.MR
+	isCard bool // not a device
+	addr   netip.Addr
+	gid    [16]byte // of addr
+	index  uint8    // of gid
+	pd     *rocefront.PD
+	cq     *rocefront.CQ
+	mr     *rocefront.MR
 }
 
-const gidIndex = 1
+// Indices of GIDs that tests set.
+const gidIndex, gid6Index = 1, 2
 
-// openRoCE starts a driver at the socket of a card.
-func openRoCE(t *testing.T, socket, addr string, o rocefront.Options) *roceCard {
+// open starts a driver at a socket.
+func (c *roceCard) open(t *testing.T, socket, addr string, o rocefront.Options) {
 	t.Helper()
-	c := &roceCard{addr: netip.MustParseAddr(addr)}
-	c.gid = c.addr.As16()
 	var err error
 	if c.Device, err = rocefront.Open(socket, o); err != nil {
 		t.Fatal(err)
@@ -53,11 +54,45 @@ func openRoCE(t *testing.T, socket, addr string, o rocefront.Options) *roceCard 
 			t.Error(err)
 		}
 	})
-	must(t, c.AddGID(gidIndex, c.gid))
+	c.address(t, addr, gidIndex)
 	c.pd = got(c.CreatePD())(t)
 	c.cq = got(c.CreateCQ(256))(t)
 	c.mr = got(c.pd.RegisterNew(memoryAt, memorySize, allAccess))(t)
-	return c
+}
+
+// together has the guests of cards run while any of them waits.
+func together(cards ...*roceCard) {
+	for _, c := range cards {
+		for _, o := range cards {
+			if o != c {
+				c.Beside = append(c.Beside, o.Device)
+			}
+		}
+	}
+}
+
+// anew returns the card with a completion queue of its own, which is destroyed with the test.
+func (c *roceCard) anew(t *testing.T) *roceCard {
+	t.Helper()
+	n := *c
+	n.cq = got(c.CreateCQ(256))(t)
+	t.Cleanup(func() {
+		if err := n.cq.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &n
+}
+
+// address gives an address to the card, by which its queue pairs are reached from then on.
+func (c *roceCard) address(t *testing.T, addr string, index uint8) {
+	t.Helper()
+	c.addr, c.index = netip.MustParseAddr(addr), index
+	c.gid = c.addr.As16()
+	must(t, c.AddGID(int(index), c.gid))
+	if c.isCard {
+		c.Answer(c.addr)
+	}
 }
 
 func must(t *testing.T, err error) {
@@ -88,7 +123,7 @@ func (c *roceCard) init(kind uint8) rocefront.QPInit {
 
 // route is the address vector of the way to a card. Without a MAC address the device finds the address.
 func (c *roceCard) route() rocefront.AHAttr {
-	return rocefront.AHAttr{Route: rocefront.GlobalRoute{DGID: c.gid, SGIDIndex: gidIndex, HopLimit: 64}}
+	return rocefront.AHAttr{Route: rocefront.GlobalRoute{DGID: c.gid, SGIDIndex: c.index, HopLimit: 64}}
 }
 
 // qkey is the key of the tests' UD queue pairs.

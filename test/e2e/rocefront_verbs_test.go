@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"weft/internal/control/api"
 	"weft/test/lab"
 	"weft/test/rocefront"
 )
@@ -15,27 +16,52 @@ import (
 // roceLab are two nodes with cards in one virtual Ethernet switch.
 type roceLab struct {
 	*stations
-	sockets map[string]string // by the name of the card: near and beside are on the first node, far is on the second
+	sockets map[string]string // by the name of the card
 }
 
-var roceAddrs = map[string]string{"near": "10.9.0.1", "beside": "10.9.0.3", "far": "10.9.0.2"}
+// roceAddrs are the addresses of the cards: near and beside are on the first node, far and device on the second.
+// device is not a card but a device of its node; the socket of a device serves a driver of the RFC, too.
+var roceAddrs = map[string]string{"near": "10.9.0.11", "beside": "10.9.0.12", "far": "10.9.0.13", "device": "10.9.0.2"}
 
 func openRoCELab(t *testing.T) *roceLab {
 	t.Helper()
 	l := &roceLab{stations: openStations(t, 1500), sockets: map[string]string{}}
-	l.add(l.Server, "blue", "blue1", "10.9.0.3/24")
-	for name, of := range map[string]struct {
-		node   *lab.Node
-		device string
-	}{"near": {l.Server, "blue0"}, "beside": {l.Server, "blue1"}, "far": {l.Client, "blue0"}} {
-		l.sockets[name] = filepath.Join(of.node.Dir, "door", of.device+".sock")
-	}
+	l.sockets["device"] = filepath.Join(l.Client.Dir, "door", blueDevice+".sock")
+	l.card(l.Server, "near", "--vesw", "blue", "--queues", "2")
+	l.card(l.Server, "beside", "--vesw", "blue")
+	l.card(l.Client, "far")
 	return l
 }
 
+// card makes a card, and waits until the card has a carrier. The second node has no manager, so the first puts the
+// node's card into the switch.
+func (l *roceLab) card(n *lab.Node, name string, flags ...string) {
+	l.t.Helper()
+	var vm api.VM
+	if err := n.Query(&vm, append([]string{"vm", "add", name, "--rdma"}, flags...)...); err != nil {
+		l.t.Fatal(err)
+	}
+	if n != l.Server {
+		l.weft(l.Server, "vesw", "port", "add", "blue", vm.PortGUID)
+	}
+	l.sockets[name] = vm.Socket
+	l.until(name+" has a carrier", func() bool {
+		if err := n.Query(&vm, "vm", "show", name); err != nil {
+			l.t.Fatal(err)
+		}
+		return vm.Carrier
+	})
+}
+
+// open starts a driver at a card.
 func (l *roceLab) open(t *testing.T, name string, o rocefront.Options) *roceCard {
 	t.Helper()
-	return openRoCE(t, l.sockets[name], roceAddrs[name], o)
+	c := &roceCard{isCard: name != "device"}
+	if c.isCard {
+		o.Features |= rocefront.FeatureMAC | rocefront.FeatureStatus
+	}
+	c.open(t, l.sockets[name], roceAddrs[name], o)
+	return c
 }
 
 // Sizes around the path MTU, which is 1024.
@@ -73,37 +99,60 @@ var roceKinds = map[uint8]string{rocefront.RC: "RC", rocefront.UC: "UC", rocefro
 func TestRoCEFront(t *testing.T) {
 	t.Parallel()
 	l := openRoCELab(t)
-	for _, peer := range []string{"beside", "far"} {
+	for _, peer := range []string{"beside", "far", "device"} {
 		t.Run(peer, func(t *testing.T) {
 			a, b := l.open(t, "near", rocefront.Options{}), l.open(t, peer, rocefront.Options{MemTable: true})
+			together(a, b)
 			for kind, name := range roceKinds {
 				t.Run(name, func(t *testing.T) {
 					p := connectRoCE(t, a, b, kind)
 					for i, m := range messages(kind) {
 						if !t.Run(fmt.Sprint(m), func(t *testing.T) { p.carry(t, m, uint64(2*i)) }) {
-							break
+							return
 						}
 					}
 				})
 			}
-			for name, run := range map[string]func(t *testing.T, a, b *roceCard){
-				"unsignaled":      unsignaled,
-				"sq_sig_all":      signalAll,
-				"solicited":       solicited,
-				"fence":           fenced,
-				"late receive":    lateReceive,
-				"discarded":       discarded,
-				"flushed":         flushed,
-				"scattered pages": scattered,
-				"DMA region":      dmaRegion,
-			} {
-				t.Run(name, func(t *testing.T) { run(t, a, b) })
+			if t.Failed() {
+				return // what follows needs messages that arrive
+			}
+			for _, row := range roceRows {
+				if b.isCard || !row.cards {
+					t.Run(row.name, func(t *testing.T) { row.run(t, a.anew(t), b.anew(t)) })
+				}
 			}
 			for _, f := range roceFaults {
-				t.Run(f.name, func(t *testing.T) { f.run(t, a, b) })
+				t.Run(f.name, func(t *testing.T) { f.run(t, a.anew(t), b.anew(t)) })
 			}
 		})
 	}
+	t.Run("classes", l.classes)
+	t.Run("killed", l.killed)
+}
+
+// roceRows are behaviours of two cards.
+var roceRows = []struct {
+	name  string
+	cards bool // not if the second is a device
+	run   func(t *testing.T, a, b *roceCard)
+}{
+	{"unsignaled", false, unsignaled},
+	{"sq_sig_all", false, signalAll},
+	{"solicited", false, solicited},
+	{"fence", false, fenced},
+	{"late receive", false, lateReceive},
+	{"discarded", false, discarded},
+	{"flushed", false, flushed},
+	{"no peer", false, noPeer},
+	{"malformed elements", false, malformed},
+	{"DMA region", false, dmaRegion},
+	{"IPv6", false, overIPv6},
+	{"list of pages in the data", false, pagesInData},
+	{"list of pages behind the data", true, pagesBehindData},
+	{"GSI", true, managementDatagrams},
+	{"rate limit", false, paced},
+	{"MAC address of the route", true, stated},
+	{"frames", true, frames},
 }
 
 // quiet expects no more completions at either card.
@@ -259,31 +308,33 @@ func flushed(t *testing.T, a, b *roceCard) {
 	b.completion(t, rocefront.Completion{ID: 9, Status: rocefront.WRFlushErr, QPN: p.qb.Number})
 }
 
-// scattered: each octet of a region is in the page that the list names, whatever form the command has.
-func scattered(t *testing.T, a, b *roceCard) {
-	for name, behind := range map[string]bool{"list in the data": false} {
-		t.Run(name, func(t *testing.T) {
-			p := connectRoCE(t, a, b, rocefront.RC)
-			const size = 3*4096 + 5
-			mr := got(b.pd.Register(rocefront.Registration{Addr: memoryAt, Length: size, Access: allAccess,
-				Pages: b.Memory.Pages(4), Behind: behind}))(t)
-			local := newArea(a.mr, sourceAt, size)
-			data := pattern(4, size)
-			local.put(data)
-			must(t, p.qa.PostSend(rocefront.Send{ID: 1, Opcode: rocefront.OpWrite, Flags: rocefront.Signaled,
-				List: local.list, RemoteAddr: mr.Addr, RKey: mr.RKey}))
-			a.completion(t, p.sent(message{op: rocefront.OpWrite, sizes: []int{size}}, 1))
-			if have := mr.Get(0, size); !bytes.Equal(have, data) {
-				t.Error(firstDifference(data, have))
-			}
-			must(t, mr.Deregister())
-			// Its key is good for nothing now.
-			must(t, p.qa.PostSend(rocefront.Send{ID: 2, Opcode: rocefront.OpWrite, Flags: rocefront.Signaled,
-				List: local.list, RemoteAddr: mr.Addr, RKey: mr.RKey}))
-			a.completion(t, rocefront.Completion{ID: 2, Status: rocefront.RemAccessErr, QPN: p.qa.Number})
-		})
+// scattered: each octet of a region is in the page that the list names.
+func scattered(t *testing.T, a, b *roceCard, behind bool) {
+	p := connectRoCE(t, a, b, rocefront.RC)
+	const size = 3*4096 + 5
+	mr := got(b.pd.Register(rocefront.Registration{Addr: memoryAt, Length: size, Access: allAccess,
+		Pages: b.Memory.Pages(4), Behind: behind}))(t)
+	local := newArea(a.mr, sourceAt, size)
+	data := pattern(4, size)
+	local.put(data)
+	write := func(id uint64) {
+		t.Helper()
+		must(t, p.qa.PostSend(rocefront.Send{ID: id, Opcode: rocefront.OpWrite, Flags: rocefront.Signaled,
+			List: local.list, RemoteAddr: mr.Addr, RKey: mr.RKey}))
 	}
+	write(1)
+	a.completion(t, p.sent(message{op: rocefront.OpWrite, sizes: []int{size}}, 1))
+	if have := mr.Get(0, size); !bytes.Equal(have, data) {
+		t.Error(firstDifference(data, have))
+	}
+	must(t, mr.Deregister())
+	write(2) // the key is good for nothing now
+	a.completion(t, rocefront.Completion{ID: 2, Status: rocefront.RemAccessErr, QPN: p.qa.Number})
 }
+
+func pagesInData(t *testing.T, a, b *roceCard) { scattered(t, a, b, false) }
+
+func pagesBehindData(t *testing.T, a, b *roceCard) { scattered(t, a, b, true) }
 
 // dmaRegion: with the keys of GET_DMA_MR, work requests name guest-physical addresses.
 func dmaRegion(t *testing.T, a, b *roceCard) {
@@ -296,4 +347,39 @@ func dmaRegion(t *testing.T, a, b *roceCard) {
 	}
 	must(t, a.mr.Deregister())
 	must(t, b.mr.Deregister())
+}
+
+// The number and the key of the queue pairs of management (IBA volume 1, 3.5.3 and 10.2.4).
+const gsiNumber, gsiKey = 1, 0x80010000
+
+// managementDatagrams: queue pairs of type GSI exchange a MAD of the connection manager's size and class.
+func managementDatagrams(t *testing.T, a, b *roceCard) {
+	p := &rocePair{a: a, b: b, qa: a.qp(t, rocefront.GSI), qb: b.qp(t, rocefront.GSI), qkey: gsiKey}
+	if p.qa.Number != gsiNumber || p.qb.Number != gsiNumber {
+		t.Errorf("CREATE_QP: numbers %d and %d of GSI, want %d", p.qa.Number, p.qb.Number, gsiNumber)
+	}
+	for _, q := range []*rocefront.QP{p.qa, p.qb} {
+		must(t, q.Connect(rocefront.Connection{QKey: gsiKey}))
+	}
+	p.ah = got(a.pd.CreateAH(b.route()))(t)
+	back := &rocePair{a: b, b: a, qa: p.qb, qb: p.qa, qkey: gsiKey, ah: got(b.pd.CreateAH(a.route()))(t)}
+	const madSize, baseVersion, classCM, classVersion, methodSend = 256, 1, 0x07, 2, 0x03
+	for i, way := range []*rocePair{p, back} {
+		mad := pattern(i, madSize)
+		copy(mad, []byte{baseVersion, classCM, classVersion, methodSend})
+		source, sink := newArea(way.a.mr, sourceAt, madSize), newArea(way.b.mr, targetAt, grhSize, madSize)
+		source.put(mad)
+		m := message{op: rocefront.OpSend, sizes: []int{madSize}}
+		must(t, way.qb.PostRecv(1, sink.list...))
+		way.post(t, m, 2, rocefront.Signaled)
+		way.a.completion(t, way.sent(m, 2))
+		way.b.completion(t, way.received(m, 1))
+		grh := way.b.mr.Get(sink.at[0], grhSize)
+		checkGRH(t, grh, way.a, way.b)
+		sink.holds(t, append(grh, mad...))
+	}
+	must(t, p.ah.Destroy())
+	must(t, back.ah.Destroy())
+	must(t, p.qa.Destroy())
+	must(t, p.qb.Destroy())
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 )
 
 // Feature bits of the device.
@@ -65,7 +66,12 @@ type Device struct {
 	ctrl  *ring
 	// Guest memory of control commands.
 	request, result uint64
-	net             []*netQueue
+	net             *netQueue
+	addrs           []netip.Addr // that the guest's IP stack has
+	serving, closed bool
+
+	// Beside are devices of guests that run while this one waits: their IP stacks answer.
+	Beside []*Device
 }
 
 // Open connects to the socket of a device and initializes the device: virtio 1.2, 3.1.1.
@@ -205,4 +211,7 @@ func (d *Device) Kill() error {
 	return d.release()
 }
 
-func (d *Device) release() error { return errors.Join(d.conn.sock.Close(), d.Memory.close()) }
+func (d *Device) release() error {
+	d.closed = true
+	return errors.Join(d.conn.sock.Close(), d.Memory.close())
+}

@@ -28,6 +28,7 @@ type netQueue struct {
 	rx, tx  *ring
 	buffers map[uint16]uint64 // of the receive queue, by their head
 	out     uint64            // of the transmit queue
+	pending [][]byte          // frames that have come
 }
 
 // startNet starts the first pair of Ethernet queues, and fills the receive queue.
@@ -46,7 +47,7 @@ func (d *Device) startNet() error {
 			return err
 		}
 	}
-	d.net = []*netQueue{n}
+	d.net = n
 	return nil
 }
 
@@ -58,7 +59,7 @@ func (n *netQueue) fill(at uint64) error {
 
 // SendFrame sends an Ethernet frame, without its check sequence, and waits until the device has taken the frame.
 func (d *Device) SendFrame(frame []byte, limit time.Duration) error {
-	n := d.net[0]
+	n := d.net
 	b := d.Memory.Bytes(n.out, netHeader+len(frame))
 	clear(b[:netHeader])
 	copy(b[netHeader:], frame)
@@ -71,28 +72,72 @@ func (d *Device) SendFrame(frame []byte, limit time.Duration) error {
 	return nil
 }
 
-// ReceiveFrame returns the next Ethernet frame of the receive queue that want accepts, and drops others.
-func (d *Device) ReceiveFrame(limit time.Duration, want func(frame []byte) bool) ([]byte, error) {
-	n := d.net[0]
-	for until := time.Now().Add(limit); ; {
-		head, written, err := n.rx.wait(max(0, time.Until(until)))
-		if err != nil {
-			return nil, fmt.Errorf("receiveq: %w", err)
-		}
-		if written < netHeader+14 || written > frameRoom {
-			return nil, fmt.Errorf("receiveq: the device wrote %d octets", written)
+// pendingLimit bounds the frames that ReceiveFrame has not returned.
+const pendingLimit = 256
+
+// takeFrames takes what the receive queue has: the device's IP stack handles some frames, the others are kept.
+func (d *Device) takeFrames() error {
+	n := d.net
+	for {
+		head, written, ok, err := n.rx.reap()
+		if err != nil || !ok {
+			return err
 		}
 		at := n.buffers[head]
 		delete(n.buffers, head)
+		if written < netHeader+14 || written > frameRoom {
+			return fmt.Errorf("receiveq: the device wrote %d octets", written)
+		}
 		b := bytes.Clone(d.Memory.Bytes(at, int(written)))
 		if err := n.fill(at); err != nil {
-			return nil, err
+			return err
 		}
 		if got := le.Uint16(b[10:]); got != 1 {
-			return nil, fmt.Errorf("receiveq: num_buffers is %d without VIRTIO_NET_F_MRG_RXBUF", got)
+			return fmt.Errorf("receiveq: num_buffers is %d without VIRTIO_NET_F_MRG_RXBUF", got)
 		}
-		if frame := b[netHeader:]; want(frame) {
-			return frame, nil
+		if frame := b[netHeader:]; len(n.pending) < pendingLimit {
+			n.pending = append(n.pending, frame)
+		}
+		if err := d.answer(b[netHeader:]); err != nil {
+			return err
+		}
+	}
+}
+
+// serve does what a guest does beside what it waits for: d and the devices of d.Beside take frames and answer questions
+// for their addresses.
+func (d *Device) serve() error {
+	if d.serving {
+		return nil
+	}
+	d.serving = true
+	defer func() { d.serving = false }()
+	for _, o := range append([]*Device{d}, d.Beside...) {
+		if o.net == nil || o.closed || o != d && o.serving {
+			continue
+		}
+		if err := o.takeFrames(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReceiveFrame returns the next Ethernet frame of the receive queue that want accepts, and drops others.
+func (d *Device) ReceiveFrame(limit time.Duration, want func(frame []byte) bool) ([]byte, error) {
+	for until := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		if err := d.serve(); err != nil {
+			return nil, err
+		}
+		for len(d.net.pending) > 0 {
+			frame := d.net.pending[0]
+			d.net.pending = d.net.pending[1:]
+			if want(frame) {
+				return frame, nil
+			}
+		}
+		if time.Now().After(until) {
+			return nil, fmt.Errorf("receiveq: %w after %v", ErrTimeout, limit)
 		}
 	}
 }

@@ -241,6 +241,9 @@ func (r *ring) wait(limit time.Duration) (head uint16, length uint32, err error)
 		if eventIn(r.fault, 0) {
 			return 0, 0, fmt.Errorf("ring %d: the device reports that it is broken", r.index)
 		}
+		if err := r.dev.serve(); err != nil {
+			return 0, 0, err
+		}
 		if time.Now().After(until) {
 			return 0, 0, fmt.Errorf("ring %d: %w after %v", r.index, ErrTimeout, limit)
 		}
