@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/device/virtio/virtiotest"
 	"weft/internal/host/rundir"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
@@ -214,4 +215,41 @@ func TestRDMACardBroken(t *testing.T) {
 	if _, err := d.CreatePD(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestRDMACardRingFirst: a front-end that starts a ring of the RoCE half before it states features is refused. The node
+// goes on.
+func TestRDMACardRingFirst(t *testing.T) {
+	n := veswPair(t)[0]
+	vm := n.addVM(api.NewVM{Name: "web", RDMA: true})
+	f, err := vhosttest.Dial(vm.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	m := virtiotest.NewMemory(t, 1<<20)
+	r := virtiotest.NewRing(m, 64, false)
+	const first = 3 // the first completion ring
+	region := abi.VUMemReg{GPA: m.Base, Size: uint64(len(m.Bytes)), UserAddr: m.Base}
+	addr := abi.VUVringAddr{Index: first, Desc: r.Desc, Used: r.Used, Avail: r.Avail}
+	for _, s := range []struct {
+		request uint32
+		payload []byte
+		fds     []int
+	}{
+		{abi.ReqSetProtocolFeatures, vhosttest.U64(1<<abi.ProtoReplyAck | 1<<abi.ProtoConfigureMemSlots), nil},
+		{abi.ReqAddMemReg, region.Append(nil), []int{m.FD}},
+		{abi.ReqSetVringNum, abi.VUVringState{Index: first, Num: uint32(r.Num)}.Append(nil), nil},
+		{abi.ReqSetVringAddr, addr.Append(nil), nil},
+		{abi.ReqSetVringEnable, abi.VUVringState{Index: first, Num: 1}.Append(nil), nil},
+	} {
+		if err := f.Do(s.request, s.payload, s.fds...); err != nil {
+			t.Fatalf("request %d: %v", s.request, err)
+		}
+	}
+	if err := f.Do(abi.ReqSetVringKick, vhosttest.U64(first), vhosttest.Eventfd(t)); err == nil {
+		t.Error("a ring started before there were features")
+	}
+	f.Close()
+	eventually(t, "the front-end is gone", func() bool { return !n.vm("web").Guest })
 }

@@ -12,6 +12,7 @@ import (
 	"weft/internal/device/rdmadev"
 	"weft/internal/device/vhost"
 	"weft/internal/node/lane"
+	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -90,14 +91,9 @@ func (g *Guest) Begin(first int, on bool) {
 	if g.Dev != nil && g.first == uint32(first) && g.on == on {
 		return
 	}
-	had := g.Dev != nil
 	g.first, g.on = uint32(first), on
 	if err := g.restart(); err != nil {
 		g.needReset(err)
-		return
-	}
-	if !had {
-		g.lane.AddClient(&g.Client)
 	}
 }
 
@@ -109,13 +105,20 @@ func (g *Guest) restart() error {
 	}
 	g.failure = nil
 	err := g.renew()
+	first := g.Dev == nil
 	g.cfg.ClearGIDs()
+	if first && err == nil {
+		g.lane.AddClient(&g.Client)
+	}
 	return err
 }
 
 // Execute implements ethdev.RoCE.
 func (g *Guest) Execute(command []byte, room int, behind func(n int) []byte) (answer []byte) {
 	return g.Dev.Execute(command, room, behind)
+	if g.Dev == nil { // Begin has failed, and the driver does not reset the device
+		return []byte{abi.AckErr}
+	}
 }
 
 // Reset destroys all objects of the guest and its addresses.
@@ -160,6 +163,9 @@ func (g *Guest) SetRing(i int, r vhost.Ring) error {
 }
 
 // Describe describes the RoCE half; nil if the lane does not answer. Any goroutine but a lane may call it.
+	if g.Dev == nil || !g.on {
+		return fmt.Errorf("ring %d belongs to ROCE, which the driver has not negotiated: %w", i, unix.EINVAL)
+	}
 func (g *Guest) Describe() *api.VMRoCE {
 	var v *api.VMRoCE
 	var objects hca.Info

@@ -189,13 +189,13 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	if err := m.c.cfg.Admit(); err != nil {
 		return vhost.Device{}, err
 	}
-	d, parts, err := m.attach(s)
+	d, half, parts, err := m.attach(s)
 	if err != nil {
 		return vhost.Device{}, err
 	}
 	m.guest.Store(d)
 	m.mu.Lock()
-	m.of, m.peer = s, p
+	m.of, m.half, m.peer = s, half, p
 	m.sessions++
 	m.mu.Unlock()
 	if err := m.c.cfg.Admit(); err != nil {

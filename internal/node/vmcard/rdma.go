@@ -38,13 +38,13 @@ type Life interface {
 }
 
 // attach makes the device of a front-end: an Ethernet device, and with RDMA a device that has a RoCE half, too.
-func (m *Card) attach(s *vhost.Session) (*ethdev.Device, vhost.Device, error) {
+func (m *Card) attach(s *vhost.Session) (*ethdev.Device, Half, vhost.Device, error) {
 	if m.rdma == nil {
 		d, err := m.port.Attach(s)
 		if err != nil {
-			return nil, vhost.Device{}, err
+			return nil, Half{}, vhost.Device{}, err
 		}
-		return d, d.Parts(), nil
+		return d, Half{}, d.Parts(), nil
 	}
 	m.mu.Lock()
 	a := m.adapter
@@ -52,18 +52,15 @@ func (m *Card) attach(s *vhost.Session) (*ethdev.Device, vhost.Device, error) {
 	half, err := m.c.cfg.Half(a, s, HalfConfig{QPs: m.want.QPSlots(), CQs: m.want.CQs, Ring: api.VMRingSize,
 		SetGID: m.rdma.SetGID, ClearGIDs: m.rdma.ClearGIDs})
 	if err != nil {
-		return nil, vhost.Device{}, err
+		return nil, Half{}, vhost.Device{}, err
 	}
 	eth, err := m.port.AttachCard(s, half.RoCE)
 	if err != nil {
 		m.c.cfg.HalfEnded(s)
-		return nil, vhost.Device{}, err
+		return nil, Half{}, vhost.Device{}, err
 	}
-	m.mu.Lock()
-	m.half = half
-	m.mu.Unlock()
 	d := &wholeDevice{Device: eth, half: half}
-	return eth, vhost.Device{Registers: d, Rings: d, Lifetime: d, Ethernet: eth}, nil
+	return eth, half, vhost.Device{Registers: d, Rings: d, Lifetime: d, Ethernet: eth}, nil
 }
 
 // wholeDevice is the device of a card with both halves. The Ethernet half has the features, the configuration space,
