@@ -253,3 +253,53 @@ func TestRDMACardRingFirst(t *testing.T) {
 	f.Close()
 	eventually(t, "the front-end is gone", func() bool { return !n.vm("web").Guest })
 }
+
+// TestRDMACardHalts: while an emulator has stopped the device, nothing writes the memory of the guest: after a reset
+// another kernel may use it. What the guest made goes on after a pause.
+func TestRDMACardHalts(t *testing.T) {
+	n := veswPair(t)[0]
+	_, d := rdmaCard(t, n, api.NewVM{Name: "web"})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(addGID(d, 0, "10.9.0.1"))
+	pd, err := d.CreatePD()
+	must(err)
+	cq, err := d.CreateCQ(t, 16)
+	must(err)
+	bytes, at := d.Buffer(4096)
+	mr, err := d.RegMR(pd, at, 4096, ib.LocalWrite|ib.RemoteWrite)
+	must(err)
+	var qps [2]*vhosttest.QP
+	for i := range qps {
+		qps[i], err = d.CreateQP(t, vhosttest.QPOptions{Type: ib.UC, PD: pd, Send: cq, Recv: cq})
+		must(err)
+	}
+	self := ib.GIDFromAddr(netip.MustParseAddr("10.9.0.1"))
+	for i, q := range qps {
+		must(q.ConnectTo(vhosttest.Peer{QPN: ib.QPN(qps[1-i].Num), GID: self}, 0, ib.MTU1024, 0))
+	}
+	// write copies the octet at from to the one at to, and waits for the completion.
+	write := func(from, to uint64) {
+		t.Helper()
+		must(qps[0].PostSend(abi.Send{Opcode: uint8(ib.WRWrite), Flags: ib.Signaled,
+			Arg: [4]uint64{at + to, uint64(mr.RKey)}}, []ib.SGE{{Addr: at + from, Len: 1, LKey: mr.LKey}}, nil))
+		done, err := cq.Wait(1)
+		if err != nil || done[0].Status != 0 {
+			t.Fatalf("%+v, %v", done, err)
+		}
+	}
+	bytes[0] = 7
+	write(0, 1)
+	base, err := d.StopControl()
+	must(err)
+	write(0, 2)
+	must(d.StartControl(t, base, false))
+	write(0, 3)
+	if [4]byte(bytes) != [4]byte{7, 7, 0, 7} {
+		t.Errorf("octets %v: the second write came while the device was stopped", bytes[:4])
+	}
+}

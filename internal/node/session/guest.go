@@ -24,9 +24,10 @@ type GuestConfig struct {
 	// Ring is the length of the longest virtqueue that the emulator gives the guest.
 	Ring uint32
 	// SetGID makes gid the address of the card's port with an index of the driver, or removes it if gid is zero.
-	// ClearGIDs removes all. The lane calls both.
+	// ClearGIDs removes all. Halt takes the port down until it is called with false. The lane calls the three.
 	SetGID    func(index uint32, gid ib.GID) error
 	ClearGIDs func()
+	Halt      func(on bool)
 }
 
 // base is the session that a Guest has in common with a program.
@@ -104,21 +105,21 @@ func (g *Guest) restart() error {
 		delete(g.rings, i)
 	}
 	g.failure = nil
-	err := g.renew()
 	first := g.Dev == nil
-	g.cfg.ClearGIDs()
+	err := g.renew()
 	if first && err == nil {
 		g.lane.AddClient(&g.Client)
 	}
+	g.cfg.ClearGIDs()
 	return err
 }
 
 // Execute implements ethdev.RoCE.
 func (g *Guest) Execute(command []byte, room int, behind func(n int) []byte) (answer []byte) {
-	return g.Dev.Execute(command, room, behind)
 	if g.Dev == nil { // Begin has failed, and the driver does not reset the device
 		return []byte{abi.AckErr}
 	}
+	return g.Dev.Execute(command, room, behind)
 }
 
 // Reset destroys all objects of the guest and its addresses.
@@ -130,10 +131,16 @@ func (g *Guest) Reset() {
 	})
 }
 
+// Halt takes the port down: no object of the guest sends or receives. With false it comes up again.
+func (g *Guest) Halt(on bool) { g.lane.Do(func() { g.cfg.Halt(on) }) }
+
 // Closed ends the RoCE half.
 func (g *Guest) Closed(reason error) {
 	g.base.Closed(reason)
-	g.lane.Do(func() { g.cfg.ClearGIDs() })
+	g.lane.Do(func() {
+		g.cfg.ClearGIDs()
+		g.cfg.Halt(false) // for the next front-end
+	})
 }
 
 // needReset has the guest's driver reset the device, which it has broken. Until then the device touches no ring of the
@@ -156,6 +163,9 @@ func (g *Guest) SetRing(i int, r vhost.Ring) error {
 	if r.Move {
 		return unix.EOPNOTSUPP // programs do so; a guest cannot
 	}
+	if g.Dev == nil || !g.on {
+		return fmt.Errorf("ring %d belongs to ROCE, which the driver has not negotiated: %w", i, unix.EINVAL)
+	}
 	if r.Kick == nil && uint32(i) >= g.first+g.cfg.CQs {
 		return fmt.Errorf("ring %d without a kick: %w", i, unix.EINVAL)
 	}
@@ -163,9 +173,6 @@ func (g *Guest) SetRing(i int, r vhost.Ring) error {
 }
 
 // Describe describes the RoCE half; nil if the lane does not answer. Any goroutine but a lane may call it.
-	if g.Dev == nil || !g.on {
-		return fmt.Errorf("ring %d belongs to ROCE, which the driver has not negotiated: %w", i, unix.EINVAL)
-	}
 func (g *Guest) Describe() *api.VMRoCE {
 	var v *api.VMRoCE
 	var objects hca.Info

@@ -33,6 +33,7 @@ type GuestPort struct {
 	gids   []hca.GIDEntry      // by the driver's index
 	at     *guestSegment       // nil: the port is in no virtual Ethernet switch
 	dev    vnic.Device         // as the segment is configured
+	halted bool                // the device of the guest is stopped (Halt)
 }
 
 // NewGuestPort makes the Ethernet port of a guest, without a function yet. notify gets the events of the port, on the
@@ -103,7 +104,7 @@ func (p *GuestPort) Port() *hca.Port {
 		MaxLocalRun: lane.LocalBurst,
 		OverFabric:  true,
 	}
-	if p.at != nil && p.dev.Carrier {
+	if p.at != nil && p.dev.Carrier && !p.halted {
 		v.State, v.Phys = ib.PortActive, ib.PhysLinkUp
 	}
 	return v
@@ -126,6 +127,12 @@ func (p *GuestPort) SetGID(index uint32, gid ib.GID) error {
 // ClearGIDs removes all addresses: the guest's driver is gone.
 func (p *GuestPort) ClearGIDs() {
 	p.gids = nil
+	p.publish()
+}
+
+// Halt takes the port down while the device of the guest is stopped, and lets it come up again.
+func (p *GuestPort) Halt(on bool) {
+	p.halted = on
 	p.publish()
 }
 

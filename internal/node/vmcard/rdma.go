@@ -15,9 +15,10 @@ type HalfConfig struct {
 	QPs, CQs int // max_rdma_qps and max_rdma_cqs of the configuration space
 	Ring     int // the length of the longest virtqueue that the emulator gives the guest
 	// SetGID makes gid the address of the card's port with an index of the driver, or removes it if gid is zero.
-	// ClearGIDs removes all. The lane calls both.
+	// ClearGIDs removes all. Halt takes the port down until it is called with false. The lane calls the three.
 	SetGID    func(index uint32, gid ib.GID) error
 	ClearGIDs func()
+	Halt      func(on bool)
 }
 
 // Half is the RoCE half of a card for one front-end.
@@ -31,6 +32,9 @@ type Half struct {
 type Life interface {
 	// Reset destroys all objects of the guest and its addresses.
 	Reset()
+	// Halt makes the half leave the memory of the guest alone until it is called with false: the objects of the guest
+	// stay, and send and receive nothing.
+	Halt(on bool)
 	// Closed ends the half with the session. When it returns, it uses neither rings nor descriptors.
 	Closed(reason error)
 	// Describe describes the half; nil if the lane does not answer. Any goroutine but a lane may call it.
@@ -50,7 +54,7 @@ func (m *Card) attach(s *vhost.Session) (*ethdev.Device, Half, vhost.Device, err
 	a := m.adapter
 	m.mu.Unlock()
 	half, err := m.c.cfg.Half(a, s, HalfConfig{QPs: m.want.QPSlots(), CQs: m.want.CQs, Ring: api.VMRingSize,
-		SetGID: m.rdma.SetGID, ClearGIDs: m.rdma.ClearGIDs})
+		SetGID: m.rdma.SetGID, ClearGIDs: m.rdma.ClearGIDs, Halt: m.rdma.Halt})
 	if err != nil {
 		return nil, Half{}, vhost.Device{}, err
 	}
@@ -141,7 +145,11 @@ func (d *wholeDevice) SetRing(i int, r vhost.Ring) error {
 			return err
 		}
 	}
-	return d.Device.SetRing(i, r)
+	err := d.Device.SetRing(i, r)
+	if i == d.control() && err == nil {
+		d.half.Life.Halt(false)
+	}
+	return err
 }
 
 // ChangeRing implements vhost.Rings.
@@ -153,7 +161,8 @@ func (d *wholeDevice) ChangeRing(i int, r vhost.Ring) {
 	d.Device.ChangeRing(i, r)
 }
 
-// StopRing implements vhost.Rings.
+// StopRing implements vhost.Rings. An emulator stops the control queue when the guest resets the device, or the machine
+// begins anew: then memory that peers may write belongs to something else already. It stops it for a pause, too.
 func (d *wholeDevice) StopRing(i int) uint32 {
 	if i > d.control() {
 		return d.half.Rings.StopRing(i)
@@ -161,6 +170,7 @@ func (d *wholeDevice) StopRing(i int) uint32 {
 	state := d.Device.StopRing(i)
 	if i == d.control() {
 		d.stopped, d.hasStopped = state, true
+		d.half.Life.Halt(true)
 	}
 	return state
 }
