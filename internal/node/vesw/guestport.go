@@ -34,6 +34,8 @@ type GuestPort struct {
 	at     *guestSegment       // nil: the port is in no virtual Ethernet switch
 	dev    vnic.Device         // as the segment is configured
 	halted bool                // the device of the guest is stopped (Halt)
+	// answering is set while the resolver reports a result: the data path is in the midst of a batch.
+	answering bool
 }
 
 // NewGuestPort makes the Ethernet port of a guest, without a function yet. notify gets the events of the port, on the
@@ -42,7 +44,9 @@ func (h *Host) NewGuestPort(notify func(a *hca.Adapter, events []ib.Event)) *Gue
 	p := &GuestPort{h: h}
 	p.notify = func(events []ib.Event) { notify(p.a, events) }
 	p.ask = neighbour.New([6]byte{}, func(ip netip.Addr, mac [6]byte, ok bool) {
+		p.answering = true
 		p.link.Resolved(h.cfg.Now(), ip, mac, ok)
+		p.answering = false
 	})
 	return p
 }
@@ -50,13 +54,8 @@ func (h *Host) NewGuestPort(notify func(a *hca.Adapter, events []ib.Event)) *Gue
 // Begin gives the port its function, which has its number, before the function is plugged in. Any goroutine but a lane
 // may call it.
 func (p *GuestPort) Begin(a *hca.Adapter) error {
-	p.a = a
 	h := p.h
-	p.link = roceframe.New(roceframe.Config{Function: a.Number(), Shared: true, Resolve: p.resolve, Push: p.push,
-		Arrived: func() { h.first.LinkReadable() },
-		Member: func(g ib.GID) bool {
-			return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
-		}})
+	p.makeLink(a)
 	if err := h.first.Do(func() { h.first.Net.AddEthernet(a.Number(), p.link) }); err != nil {
 		return err
 	}
@@ -64,6 +63,17 @@ func (p *GuestPort) Begin(a *hca.Adapter) error {
 	h.guests[a.Name] = p
 	h.mu.Unlock()
 	return nil
+}
+
+// makeLink makes the link of the port with a function.
+func (p *GuestPort) makeLink(a *hca.Adapter) {
+	p.a = a
+	h := p.h
+	p.link = roceframe.New(roceframe.Config{Function: a.Number(), Shared: true, Resolve: p.resolve, Push: p.push,
+		Arrived: func() { h.first.LinkReadable() },
+		Member: func(g ib.GID) bool {
+			return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
+		}})
 }
 
 // Remove undoes Begin, after the function was unplugged. Any goroutine but a lane may call it.
@@ -172,9 +182,10 @@ func (p *GuestPort) resolve(ip netip.Addr) bool {
 	return from.IsValid() && p.ask.Ask(p.h.cfg.Now(), from, ip)
 }
 
-// push sends the frames that wait in the link.
+// push sends the frames that wait in the link. A result of the resolver arrives in the midst of a batch of the data path,
+// which must not begin another one: the frames then wait for the next turn.
 func (p *GuestPort) push(now mono.Time) {
-	if p.at != nil && p.at.port.seg == vnic.Segment(p.at) {
+	if !p.answering && p.at != nil && p.at.port.seg == vnic.Segment(p.at) {
 		p.h.data.pull(now, p.at.port)
 	}
 }
