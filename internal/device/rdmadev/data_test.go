@@ -303,7 +303,7 @@ func TestMalformed(t *testing.T) {
 				}
 			})
 		}
-		// Every length below the fixed part, also nothing: there is no wr_id then.
+		// Every length below the fixed part, also nothing: the first eight octets are wr_id.
 		for n := range abi.SQSize {
 			f, a, _ := pair(t, verbs, ib.RC)
 			a.post(abi.Send{WRID: 1, Opcode: uint8(ib.WRRead), Flags: ib.Signaled}, nil, nil)
@@ -312,9 +312,13 @@ func TestMalformed(t *testing.T) {
 			f.run()
 			a.cq.expect(done{1, ib.WRFlushErr})
 			_, a, _ = pair(t, verbs, ib.RC)
-			a.raw(make([]byte, n))
+			a.raw(bytes.Repeat([]byte{9}, n))
 			a.kick()
-			if e := a.cq.expect(done{0, ib.LocQPOpErr}); e[0].QPN != a.wire || e[0].Opcode != 0 {
+			id := uint64(0)
+			if n >= 8 {
+				id = 0x0909090909090909
+			}
+			if e := a.cq.expect(done{id, ib.LocQPOpErr}); e[0].QPN != a.wire || e[0].Opcode != 0 {
 				t.Fatalf("%d bytes: %+v", n, e)
 			}
 			if n > 3 && n < abi.SQSize-3 && testing.Short() {

@@ -61,8 +61,8 @@ func (s *sendRing) parse(wr *transport.SendWR, el virtio.Elem) {
 	elem := el.Data
 	wr.Cookie = s.cookie(el.Head)
 	b := s.d.scratch[:s.form.Head]
-	if copy(b, elem) < s.form.Head {
-		s.malformed(wr)
+	if n := copy(b, elem); n < s.form.Head {
+		s.malformed(wr, b[:n])
 		return
 	}
 	var e abi.Send
@@ -115,9 +115,13 @@ func (s *sendRing) parse(wr *transport.SendWR, el virtio.Elem) {
 var needs = [...]uint64{ib.WRCmpSwap: extAtomic, ib.WRFetchAdd: extAtomic, ib.WRLocalInv: extMemMgt, ib.WRBindMW: extMW,
 	ib.WRSendInv: extMemMgt, ib.WRRegMR: extMemMgt, ib.WRAtomicWrite: extAtomicWrite}
 
-// malformed makes wr a request that can only fail.
-func (s *sendRing) malformed(wr *transport.SendWR) {
+// malformed makes wr, an element that is too short, a request that can only fail. Its completion has the identifier of
+// the driver if the element is long enough for that.
+func (s *sendRing) malformed(wr *transport.SendWR, elem []byte) {
 	wr.ID, wr.Op, wr.BadWQE, wr.Flags, wr.SGE, wr.InlineData = 0, ib.WRSend, true, 0, wr.SGE[:0], nil
+	if len(elem) >= 8 {
+		wr.ID = le64(elem)
+	}
 }
 
 // sges copies n list entries out of shared memory and appends them to dst,

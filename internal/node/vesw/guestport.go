@@ -137,6 +137,8 @@ func (p *GuestPort) SetGID(index uint32, gid ib.GID) error {
 // ClearGIDs removes all addresses: the guest's driver is gone.
 func (p *GuestPort) ClearGIDs() {
 	p.gids = nil
+	p.ask.Reset() // an address may be another station's by now
+	p.link.Reset()
 	p.publish()
 }
 
