@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,9 +41,11 @@ type Config struct {
 	Queues int
 	Device string
 	// Card is, instead of all that, options of QEMU that give it a card and its memory, as weft vm show prints them.
-	Card   []string
-	CPUs   int  // 0: one
-	Reboot bool // a reboot is no end
+	Card []string
+	// Emulator is the command of QEMU with its first arguments; empty: the host's QEMU.
+	Emulator []string
+	CPUs     int  // 0: one
+	Reboot   bool // a reboot is no end
 	// Incoming is the socket on which the guest waits for another that moves here; it answers only then.
 	Incoming string
 	MemMB    int               // memory
@@ -128,10 +131,14 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	if c.MTU != 0 {
 		cmdline += " mtu=" + strconv.Itoa(c.MTU)
 	}
-	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-smp",
+	args := slices.Clone(c.Emulator)
+	if args == nil {
+		args = []string{"qemu-system-x86_64"}
+	}
+	args = append(args, "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-smp",
 		strconv.Itoa(max(1, c.CPUs)),
 		"-display", "none", "-nodefaults", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
-		"-serial", "file:" + g.console, "-chardev", "socket,id=shell,path=" + sock, "-serial", "chardev:shell"}
+		"-serial", "file:"+g.console, "-chardev", "socket,id=shell,path="+sock, "-serial", "chardev:shell")
 	if !c.Reboot {
 		args = append(args, "-no-reboot")
 	}

@@ -65,7 +65,7 @@ var programs = []string{
 
 // modules are loaded by the guest's init, each after what it depends on. crc32_pclmul is not among them: the carry-less
 // multiplications of an emulated processor take longer than the tables of crc32_generic.
-var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth"}
+var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth", "8021q"}
 
 const initScript = `#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root
@@ -95,15 +95,20 @@ done
 poweroff -f
 `
 
-// Build returns the guest's image with a kernel, made in the directory weft-guest of
-// the user's cache when it is not there yet or when a file that goes into it changed.
-// It installs missing Debian packages, which needs root, and names them when it cannot.
-func Build(ctx context.Context, k Kernel) (Image, error) {
+// cache is the directory of what is made once for all tests.
+func cache() string {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		base = os.TempDir()
 	}
-	cacheDir := filepath.Join(base, "weft-guest", string(k))
+	return filepath.Join(base, "weft-guest")
+}
+
+// Build returns the guest's image with a kernel, made in the directory weft-guest of
+// the user's cache when it is not there yet or when a file that goes into it changed.
+// It installs missing Debian packages, which needs root, and names them when it cannot.
+func Build(ctx context.Context, k Kernel) (Image, error) {
+	cacheDir := filepath.Join(cache(), string(k))
 	if err := install(ctx, packages); err != nil {
 		return Image{}, err
 	}
