@@ -81,28 +81,34 @@ func newFleet(t *testing.T) *fleet {
 	f.query(0, &f.vms[0], "vm", "add", "g0", "--vesw", "lab")
 	f.query(1, &f.vms[1], "vm", "add", "g1", "--connect", qemu, "--packed", "--queues", "2")
 	f.weft(0, "vesw", "port", "add", "lab", f.vms[1].PortGUID)
+	f.boot([2]guest.Config{{Image: image}, {Image: image, CPUs: 2}})
+	return f
+}
+
+// boot gives the nodes their TAP devices, and boots the guests with their cards and addresses.
+func (f *fleet) boot(configs [2]guest.Config) {
+	f.t.Helper()
 	nodes := f.peers()
 	for i := range f.nodes {
 		f.tap(i)
 	}
 	var wg sync.WaitGroup
-	for i := range f.guests {
+	for i, c := range configs {
+		c.Card, c.Reboot, c.NetNS, c.Peers = guest.Card(&f.vms[i], "512M"), true, f.spaces[i].Name, nodes
+		c.IP, c.IP6 = guestAddr(i)+"/24", guestAddr6(i)+"/64"
 		wg.Go(func() {
-			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: guest.Card(&f.vms[i],
-				"512M"), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
-				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64", Peers: nodes})
+			g, err := guest.Start(context.Background(), c)
 			if err != nil {
-				t.Error(err)
+				f.t.Error(err)
 				return
 			}
 			f.guests[i] = g
 		})
 	}
 	wg.Wait()
-	if t.Failed() {
-		t.FailNow()
+	if f.t.Failed() {
+		f.t.FailNow()
 	}
-	return f
 }
 
 func (f *fleet) close() {
@@ -257,6 +263,16 @@ func (f *fleet) vm(i int) (v api.VM) {
 	return v
 }
 
+// row runs a subtest, to which failures of the fleet's methods belong meanwhile.
+func (f *fleet) row(name string, test func(t *testing.T)) {
+	t := f.t
+	defer func() { f.t = t }()
+	t.Run(name, func(t *testing.T) {
+		f.t = t
+		test(t)
+	})
+}
+
 // TestGuestsOnVESW: two stock machines on two nodes, and the nodes' hosts, are on one Ethernet.
 func TestGuestsOnVESW(t *testing.T) {
 	f := newFleet(t)
@@ -265,14 +281,7 @@ func TestGuestsOnVESW(t *testing.T) {
 			f.reaches(i, a)
 		}
 	}
-	row := func(name string, test func(t *testing.T)) {
-		t.Run(name, func(t *testing.T) {
-			f.t = t
-			defer func() { f.t = t }()
-			test(t)
-		})
-		f.t = t
-	}
+	row := f.row
 	row("ping", func(t *testing.T) {
 		for _, size := range []int{0, 1472, 1473, 20000} {
 			// A trunk goes down when a node gets no processor for long, and something is lost then.
