@@ -326,6 +326,9 @@ func (d *Device) createQP(v abi.CreateQP, res []byte) error {
 		}
 	}
 	q, err := d.sess.CreateQP(&c)
+	if err == error(syscall.EOPNOTSUPP) {
+		return refuse(err, "a queue pair of type %v", v.QPType)
+	}
 	if err != nil {
 		return err
 	}

@@ -380,7 +380,7 @@ func TestRefusals(t *testing.T) {
 		{[]byte{6, 65}, "CREATE_SRQ", "needs the extension of bit 43", &s.RefusedCommand},
 		{[]byte{6, 200}, "Cmd(200)", "there is no command 200", &s.RefusedCommand},
 		{append([]byte{6, 5}, abi.DestroyPD{PDN: 77}.Append(nil)...), "DESTROY_PD",
-			"a handle names no object of its kind", &s.RefusedHandle},
+			"there is no protection domain 77", &s.RefusedHandle},
 		{append([]byte{6, 15}, abi.AddGID{Index: 9, GID: ib.GID{15: 9}}.Append(nil)...), "ADD_GID",
 			"is no address of the port", &s.RefusedValue},
 		{le64(append([]byte{6, 7}, abi.RegUserMR{PDN: pd, Length: 1, NPages: 1}.Append(nil)...), 1<<56), "REG_USER_MR",

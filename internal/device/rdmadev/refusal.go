@@ -3,6 +3,7 @@
 package rdmadev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"syscall"
@@ -77,6 +78,32 @@ var meaning = map[syscall.Errno]string{
 	syscall.EOPNOTSUPP: "the device does not have that",
 }
 
+// subjects are the objects that commands name by the first handle of their data.
+var subjects = map[abi.Cmd]string{
+	abi.CmdDestroyCQ: "completion queue", abi.CmdReqNotifyCQ: "completion queue", abi.CmdDestroyPD: "protection domain",
+	abi.CmdGetDMAMR: "protection domain", abi.CmdRegUserMR: "protection domain", abi.CmdCreateAH: "protection domain",
+	abi.CmdDeregMR: "memory region", abi.CmdModifyQP: "queue pair", abi.CmdQueryQP: "queue pair",
+	abi.CmdDestroyQP: "queue pair",
+}
+
+// reasonOf returns the reason of a refusal of which nothing but the errno is known.
+func reasonOf(command []byte, e syscall.Errno) string {
+	if len(command) >= abi.CtrlHeaderSize+4 {
+		subject := subjects[abi.Cmd(command[1])]
+		handle := binary.LittleEndian.Uint32(command[abi.CtrlHeaderSize:])
+		switch {
+		case subject != "" && e == syscall.ENOENT:
+			return fmt.Sprintf("there is no %s %d", subject, handle)
+		case subject != "" && e == syscall.EBUSY:
+			return fmt.Sprintf("%s %d is in use", subject, handle)
+		}
+	}
+	if reason := meaning[e]; reason != "" {
+		return reason
+	}
+	return e.Error()
+}
+
 // refusal notes and counts the refusal of a command, and returns its errno.
 func (d *Device) refusal(command []byte, err error) syscall.Errno {
 	e := syscall.EINVAL
@@ -90,9 +117,7 @@ func (d *Device) refusal(command []byte, err error) syscall.Errno {
 	}
 	reason := err.Error()
 	if err == error(e) {
-		if reason = meaning[e]; reason == "" {
-			reason = e.Error()
-		}
+		reason = reasonOf(command, e)
 	}
 	d.note(name, e, reason)
 	d.log.Debug("control command refused", "command", command[:min(len(command), 64)], "errno", int(e),
