@@ -60,6 +60,7 @@ func TestRDMACard(t *testing.T) {
 		why string
 	}{
 		{api.NewVM{Name: "web", RDMA: true, Packed: true}, "are split"},
+		{api.NewVM{Name: "web", RDMA: true, Connect: "/x"}, "QEMU ends"},
 		{api.NewVM{Name: "web", RDMA: true, QPs: 200}, "take 439 virtqueues, and vhost-user has 256"},
 		{api.NewVM{Name: "web", RDMA: true, CQs: -1}, "must be positive"},
 		{api.NewVM{Name: "web", QPs: 4}, "only a card with RDMA"},

@@ -156,6 +156,9 @@ func (v *NewVM) validateRDMA() error {
 		return fmt.Errorf("%d queue pairs of RDMA and %d completion queues: both must be positive", v.QPs, v.CQs)
 	case v.Packed:
 		return errors.New("a card has either RDMA (rdma) or packed rings (packed): the rings of RDMA are split")
+	case v.Connect != "":
+		return errors.New("the emulator connects to a card with RDMA (rdma), not the node to the emulator (connect): " +
+			"QEMU ends when a node that starts again connects a second time")
 	case full.QPs > maxVMRings || full.CQs > maxVMRings || full.Rings() > maxVMRings:
 		return fmt.Errorf("%d Ethernet queue pairs, %d queue pairs of RDMA and %d completion queues take %d "+
 			"virtqueues, and vhost-user has %d: 2 for each Ethernet queue pair, 1 for control, 1 for each completion "+
@@ -251,17 +254,13 @@ const VMRingSize = 1024
 const vmConfigSize = 32
 
 // qemuRDMA returns the options of a card with RDMA. QEMU's own network card keeps the control queue to itself, so the
-// card is a generic device of QEMU 11 or later. It must not reconnect.
+// card is a generic device of QEMU 11 or later. It must not reconnect (docs/notes/qemu.md).
 func (v *VM) qemuRDMA(memory string) []string {
-	chardev := fmt.Sprintf("socket,id=chr-%s,path=%s", v.Name, v.Socket)
-	if v.Connect != "" {
-		chardev = fmt.Sprintf("socket,id=chr-%s,path=%s,server=on,wait=on", v.Name, v.Connect)
-	}
 	return []string{
 		"-m " + memory,
 		fmt.Sprintf("-object memory-backend-memfd,id=mem-%s,size=%s,share=on", v.Name, memory),
 		"-machine memory-backend=mem-" + v.Name,
-		"-chardev " + chardev,
+		fmt.Sprintf("-chardev socket,id=chr-%s,path=%s", v.Name, v.Socket),
 		fmt.Sprintf("-device vhost-user-test-device-pci,chardev=chr-%s,virtio-id=1,num_vqs=%d,vq_size=%d,"+
 			"config_size=%d,page-per-vq=on", v.Name, v.Rings(), VMRingSize, vmConfigSize),
 	}

@@ -82,7 +82,7 @@ func printVM(w *screen, v api.VM, memory string) {
 		fmt.Fprintf(w, "  %s%s\n", printable(o), end)
 	}
 	if v.RDMA {
-		fmt.Fprint(w, "  (QEMU 11 or later. Do not let it reconnect: the guest would lose the card.)\n")
+		fmt.Fprint(w, "  (QEMU 11 or later. Without reconnection: QEMU does not start with it.)\n")
 		return
 	}
 	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt (the interface below devices):\n%s",
@@ -152,7 +152,8 @@ machine's emulator reaches by a vhost-user socket. With --connect the emulator
 is the server of that socket: the node may restart while the machine runs.
 
 With --rdma the card is an Ethernet card and a RoCE adapter at once, by the
-virtio-net RoCE RFC: the guest's driver gives it its addresses.`,
+virtio-net RoCE RFC: the guest's driver gives it its addresses. It needs QEMU 11
+and a driver of that RFC. When the node ends, its guests lose such cards.`,
 		Example: `  weft vm add web --vesw lab --queues 2
   weft vm add db --vesw lab --mac 52:54:00:12:34:56 --packed
   weft vm add hpc --vesw lab --rdma
