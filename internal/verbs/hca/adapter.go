@@ -62,6 +62,9 @@ type Adapter struct {
 	port     atomic.Pointer[Port]
 	sessions atomic.Pointer[[maxSessions]*Session]
 	next     int // where the search for a free session number starts
+	// ownerSlot is where the owner session's search for a free slot of a queue pair starts: behind those of the last
+	// owner, for whose queue pairs packets may be under way.
+	ownerSlot atomic.Uint32
 }
 
 // NewAdapter returns a function with the given port and quotas. It can be used
@@ -139,6 +142,7 @@ func (a *Adapter) AttachOwner(s *Session) error {
 	if o := a.sessions.Load()[ownerNumber]; o != nil && !o.orphaned.Load() {
 		return ErrOwned
 	}
+	s.qps.begin(a.ownerSlot.Load())
 	a.assignNumber(s, ownerNumber)
 	return nil
 }

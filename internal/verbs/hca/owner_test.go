@@ -72,6 +72,35 @@ func TestOwnerAfterOrphan(t *testing.T) {
 	}
 }
 
+// TestOwnerAfterPeer: the queue pairs of the next owner have other numbers than those of the last one. What the peers of
+// the last one still send does not reach them.
+func TestOwnerAfterPeer(t *testing.T) {
+	for _, orphaned := range []bool{false, true} {
+		l := newNode(t)
+		f := l.all.At(0)
+		a := newClientAttached(t, l, f, 1<<16, f.AttachOwner).qp(QPConfig{Type: ib.RC})
+		b := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.RC})
+		a.connect(b)
+		b.connect(a)
+		if !b.s.Orphan(2) || orphaned && !a.s.Orphan(2) {
+			t.Fatal("no peer was found")
+		}
+		if !orphaned {
+			a.s.Close()
+			f.Detach(a.s)
+		}
+		next := newClientAttached(t, l, f, 1<<16, f.AttachOwner).qp(QPConfig{Type: ib.RC})
+		c := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.RC})
+		next.connect(c)
+		c.connect(next)
+		runOrphans(l)
+		if next.q.Num() == a.q.Num() || next.q.Transport().State() != ib.RTS || c.q.Transport().State() != ib.RTS {
+			t.Errorf("orphaned %v: queue pair %d after %d is in %v, its peer in %v", orphaned, next.q.Num(), a.q.Num(),
+				next.q.Transport().State(), c.q.Transport().State())
+		}
+	}
+}
+
 // TestStatedMAC: the MAC of an address vector is part of the path. One of a group is only for a GID of a group.
 func TestStatedMAC(t *testing.T) {
 	l := newNode(t)

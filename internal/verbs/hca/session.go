@@ -108,6 +108,9 @@ func (s *Session) Close() {
 		return
 	}
 	s.closed = true
+	if s.a.sessions.Load()[ownerNumber] == s {
+		s.a.ownerSlot.Store(s.qps.next)
+	}
 	for _, q := range s.qps.m {
 		s.dropQP(q)
 	}

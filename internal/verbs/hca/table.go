@@ -38,6 +38,13 @@ func (t *table[T]) add(v T) (uint32, error) {
 	}
 }
 
+// begin makes the next search for a free handle start at an offset.
+func (t *table[T]) begin(next uint32) {
+	if t.limit > 0 {
+		t.next = next % t.limit
+	}
+}
+
 // put enters an object with a handle below first, which add never assigns.
 func (t *table[T]) put(h uint32, v T) error {
 	if _, used := t.m[h]; used {
