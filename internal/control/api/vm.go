@@ -261,7 +261,7 @@ func (v *VM) qemuRDMA(memory string) []string {
 		fmt.Sprintf("-object memory-backend-memfd,id=mem-%s,size=%s,share=on", v.Name, memory),
 		"-machine memory-backend=mem-" + v.Name,
 		fmt.Sprintf("-chardev socket,id=chr-%s,path=%s", v.Name, v.Socket),
-		fmt.Sprintf("-device vhost-user-test-device-pci,chardev=chr-%s,virtio-id=1,num_vqs=%d,vq_size=%d,"+
+		fmt.Sprintf("-device vhost-user-test-device-pci,id=card-%s,chardev=chr-%[1]s,virtio-id=1,num_vqs=%d,vq_size=%d,"+
 			"config_size=%d,page-per-vq=on", v.Name, v.Rings(), VMRingSize, vmConfigSize),
 	}
 }

@@ -30,19 +30,19 @@ type GuestConfig struct {
 	Halt      func(on bool)
 }
 
-// base is the session that a Guest has in common with a program.
-type base = Session
+// program is what a Guest has in common with the session of a program.
+type program = Session
 
 // Guest is the RoCE half of the network card of a guest. It has the card's lane, and the device on it owns the card's
 // function: queue pair numbers and addresses are those that the guest's driver has. It implements ethdev.RoCE and, for
 // the rings beyond the control queue, vhost.Rings.
 type Guest struct {
-	base
+	program
 	cfg GuestConfig
 
 	// The lane's.
 	first   uint32 // number of the first completion ring
-	on      bool   // the driver negotiated ROCE
+	roce    bool   // the driver negotiated ROCE
 	failure error  // why the device needs a reset, nil: it does not
 	broken  uint64 // times it needed one
 }
@@ -51,7 +51,7 @@ type Guest struct {
 // of the card, on its lane.
 func (r *Registry) AdmitGuest(a *hca.Adapter, on *lane.Lane, s *vhost.Session, c GuestConfig) (*Guest, error) {
 	p := s.Peer()
-	g := &Guest{cfg: c, base: Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid),
+	g := &Guest{cfg: c, program: Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid),
 		comm: Comm(int(p.Pid)), rings: make(map[int]*vhostRing), lane: on}}
 	g.make = g.newDevice
 	r.mu.Lock()
@@ -89,10 +89,10 @@ func (g *Guest) Limits() (maxQPs, maxCQs uint32) { return g.cfg.QPs, g.cfg.CQs }
 // Begin implements ethdev.RoCE. A driver that repeats its choice keeps its objects: an emulator repeats it when the
 // machine runs again after a pause.
 func (g *Guest) Begin(first int, on bool) {
-	if g.Dev != nil && g.first == uint32(first) && g.on == on {
+	if g.Dev != nil && g.first == uint32(first) && g.roce == on {
 		return
 	}
-	g.first, g.on = uint32(first), on
+	g.first, g.roce = uint32(first), on
 	if err := g.restart(); err != nil {
 		g.needReset(err)
 	}
@@ -136,7 +136,7 @@ func (g *Guest) Halt(on bool) { g.lane.Do(func() { g.cfg.Halt(on) }) }
 
 // Closed ends the RoCE half.
 func (g *Guest) Closed(reason error) {
-	g.base.Closed(reason)
+	g.program.Closed(reason)
 	g.lane.Do(func() {
 		g.cfg.ClearGIDs()
 		g.cfg.Halt(false) // for the next front-end
@@ -163,13 +163,13 @@ func (g *Guest) SetRing(i int, r vhost.Ring) error {
 	if r.Move {
 		return unix.EOPNOTSUPP // programs do so; a guest cannot
 	}
-	if g.Dev == nil || !g.on {
+	if g.Dev == nil || !g.roce {
 		return fmt.Errorf("ring %d belongs to ROCE, which the driver has not negotiated: %w", i, unix.EINVAL)
 	}
 	if r.Kick == nil && uint32(i) >= g.first+g.cfg.CQs {
 		return fmt.Errorf("ring %d without a kick: %w", i, unix.EINVAL)
 	}
-	return g.base.SetRing(i, r)
+	return g.program.SetRing(i, r)
 }
 
 // Describe describes the RoCE half; nil if the lane does not answer. Any goroutine but a lane may call it.
@@ -177,7 +177,7 @@ func (g *Guest) Describe() *api.VMRoCE {
 	var v *api.VMRoCE
 	var objects hca.Info
 	err := g.lane.Query(func() {
-		v = &api.VMRoCE{Negotiated: g.on, Resets: g.broken}
+		v = &api.VMRoCE{Negotiated: g.roce, Resets: g.broken}
 		if g.failure != nil {
 			v.NeedsReset = g.failure.Error()
 		}

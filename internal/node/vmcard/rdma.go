@@ -3,6 +3,10 @@
 package vmcard
 
 import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
 	"weft/internal/control/api"
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
@@ -63,14 +67,14 @@ func (m *Card) attach(s *vhost.Session) (*ethdev.Device, Half, vhost.Device, err
 		m.c.cfg.HalfEnded(s)
 		return nil, Half{}, vhost.Device{}, err
 	}
-	d := &wholeDevice{Device: eth, half: half}
+	d := &cardDevice{Device: eth, half: half}
 	return eth, half, vhost.Device{Registers: d, Rings: d, Lifetime: d, Ethernet: eth}, nil
 }
 
-// wholeDevice is the device of a card with both halves. The Ethernet half has the features, the configuration space,
+// cardDevice is the device of a card with both halves. The Ethernet half has the features, the configuration space,
 // the control queue and the rings up to it; the RoCE half has the rings beyond. The goroutine of the session calls its
 // methods.
-type wholeDevice struct {
+type cardDevice struct {
 	*ethdev.Device
 	half Half
 
@@ -79,16 +83,17 @@ type wholeDevice struct {
 	// stopped is the state in which the control queue stopped last, if hasStopped.
 	stopped    uint32
 	hasStopped bool
+	running    bool // the control queue was started, and has not stopped since
 }
 
 var (
-	_ vhost.Registers = (*wholeDevice)(nil)
-	_ vhost.Rings     = (*wholeDevice)(nil)
-	_ vhost.Lifetime  = (*wholeDevice)(nil)
+	_ vhost.Registers = (*cardDevice)(nil)
+	_ vhost.Rings     = (*cardDevice)(nil)
+	_ vhost.Lifetime  = (*cardDevice)(nil)
 )
 
 // control is the number of the control queue.
-func (d *wholeDevice) control() int {
+func (d *cardDevice) control() int {
 	if d.features&(1<<abi.FeatureMQ) != 0 {
 		return 2 * int(d.Config().MaxVirtqueuePairs)
 	}
@@ -97,11 +102,11 @@ func (d *wholeDevice) control() int {
 
 // Features implements vhost.Registers. QEMU's generic device lets a driver reset a ring and does not report it: the
 // device would go on in memory that the driver uses for something else.
-func (d *wholeDevice) Features() uint64 { return d.Device.Features() &^ (1 << abi.FeatureRingReset) }
+func (d *cardDevice) Features() uint64 { return d.Device.Features() &^ (1 << abi.FeatureRingReset) }
 
 // SetFeatures implements vhost.Registers. An emulator repeats the choice of the driver whenever the machine runs again
 // after a pause: what the driver set by commands stays.
-func (d *wholeDevice) SetFeatures(f uint64) error {
+func (d *cardDevice) SetFeatures(f uint64) error {
 	if d.negotiated && f == d.features {
 		return nil
 	}
@@ -110,7 +115,7 @@ func (d *wholeDevice) SetFeatures(f uint64) error {
 }
 
 // SetStatus implements vhost.Registers.
-func (d *wholeDevice) SetStatus(status uint8) error {
+func (d *cardDevice) SetStatus(status uint8) error {
 	if status == 0 {
 		d.restart()
 	}
@@ -118,13 +123,13 @@ func (d *wholeDevice) SetStatus(status uint8) error {
 }
 
 // Reset implements vhost.Registers.
-func (d *wholeDevice) Reset() {
+func (d *cardDevice) Reset() {
 	d.Device.Reset()
 	d.restart()
 }
 
 // restart forgets all that the driver set and made.
-func (d *wholeDevice) restart() {
+func (d *cardDevice) restart() {
 	d.hasStopped = false
 	if d.negotiated {
 		d.half.Life.Reset()
@@ -134,8 +139,11 @@ func (d *wholeDevice) restart() {
 
 // SetRing implements vhost.Rings. QEMU's generic device does not report that the guest has reset the device. A control
 // queue that does not go on where it stopped belongs to a driver that begins.
-func (d *wholeDevice) SetRing(i int, r vhost.Ring) error {
+func (d *cardDevice) SetRing(i int, r vhost.Ring) error {
 	if i > d.control() {
+		if !d.running { // whether these are rings of a driver that begins is not known yet
+			return fmt.Errorf("ring %d before the control queue, ring %d: %w", i, d.control(), unix.EINVAL)
+		}
 		return d.half.Rings.SetRing(i, r)
 	}
 	if i == d.control() && d.hasStopped && r.Base != d.stopped {
@@ -147,13 +155,14 @@ func (d *wholeDevice) SetRing(i int, r vhost.Ring) error {
 	}
 	err := d.Device.SetRing(i, r)
 	if i == d.control() && err == nil {
+		d.running = true
 		d.half.Life.Halt(false)
 	}
 	return err
 }
 
 // ChangeRing implements vhost.Rings.
-func (d *wholeDevice) ChangeRing(i int, r vhost.Ring) {
+func (d *cardDevice) ChangeRing(i int, r vhost.Ring) {
 	if i > d.control() {
 		d.half.Rings.ChangeRing(i, r)
 		return
@@ -163,20 +172,20 @@ func (d *wholeDevice) ChangeRing(i int, r vhost.Ring) {
 
 // StopRing implements vhost.Rings. An emulator stops the control queue when the guest resets the device, or the machine
 // begins anew: then memory that peers may write belongs to something else already. It stops it for a pause, too.
-func (d *wholeDevice) StopRing(i int) uint32 {
+func (d *cardDevice) StopRing(i int) uint32 {
 	if i > d.control() {
 		return d.half.Rings.StopRing(i)
 	}
 	state := d.Device.StopRing(i)
 	if i == d.control() {
-		d.stopped, d.hasStopped = state, true
+		d.stopped, d.hasStopped, d.running = state, true, false
 		d.half.Life.Halt(true)
 	}
 	return state
 }
 
 // Closed implements vhost.Lifetime.
-func (d *wholeDevice) Closed(reason error) {
+func (d *cardDevice) Closed(reason error) {
 	d.half.Life.Closed(reason)
 	d.Device.Closed(reason)
 }
