@@ -99,6 +99,7 @@ func TestGuestRDMACard(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	})
+	f.row("a driver of the RFC with soft-RoCE", f.fronts)
 	f.row("soft-RoCE over the card", func(*testing.T) {
 		f.pingpong(func() (string, error) {
 			return f.runFor(0, "timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1),

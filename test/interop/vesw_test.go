@@ -460,12 +460,9 @@ func (f *fleet) pingpong(client func() (string, error)) { f.pingpongWith(1, f.rx
 func (f *fleet) pingpongWith(i int, gid string, client func() (string, error)) {
 	f.t.Helper()
 	for try := range 3 {
-		f.run(i, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+gid+
-			" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
-			until("netstat -ltn | grep -q ':18515 '", veswLimit))
+		f.serve(i, "ibv_rc_pingpong -d rxe0 -c -g "+gid+" -n 100")
 		out, err := client()
-		theirs, serr := f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+
-			" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
+		theirs, serr := f.served(i, "ibv_rc_pingpong")
 		r := result{weft: out, rxe: theirs}
 		if err == nil && serr == nil && pingpong(out, theirs) == "" {
 			return
@@ -474,4 +471,20 @@ func (f *fleet) pingpongWith(i int, gid string, client func() (string, error)) {
 			f.t.Fatalf("client: %v, server: %v\n-- client --\n%s\n-- server --\n%s", err, serr, out, theirs)
 		}
 	}
+}
+
+// pingpongPort is where a pingpong's server listens by default.
+const pingpongPort = 18515
+
+// serve starts the server of a pingpong in a guest.
+func (f *fleet) serve(i int, command string) {
+	f.t.Helper()
+	f.run(i, "rm -f /tmp/status; : >/tmp/out; ("+command+" >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+		until("netstat -ltn | grep -q ':"+strconv.Itoa(pingpongPort)+" '", veswLimit))
+}
+
+// served waits for the end of the server, which is a process of a program, and returns what it printed.
+func (f *fleet) served(i int, program string) (string, error) {
+	return f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+" || killall -9 "+program+
+		"\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
 }
