@@ -367,7 +367,7 @@ func TestKeysAndHandles(t *testing.T) {
 	}
 }
 
-// TestExtensionCommands: each command of docs/notes/abi.md once as it should be, and
+// TestExtensionCommands: each command of docs/notes/virtio-roce.md once as it should be, and
 // each way it can be wrong.
 func TestExtensionCommands(t *testing.T) {
 	f := newFabric(t)

@@ -179,7 +179,7 @@ func (s Status) String() string {
 // Event is an asynchronous event.
 type Event uint8
 
-// Asynchronous events; the numbers are Weft's (docs/notes/abi.md), those of
+// Asynchronous events; the numbers are Weft's (docs/notes/virtio-roce.md), those of
 // the virtio RoCE extension proposal.
 const (
 	EventCQErr          Event = 1

@@ -168,7 +168,7 @@ func (p *responder) placeDatagram(r *pkt.Burst, b *mem.Batch) (res mem.Result, b
 	return p.recvs.scatter(&p.received, b, &r.Data, 0, r.Data.Len)
 }
 
-// Service levels of datagram completions (docs/notes/abi.md, section 5).
+// Service levels of datagram completions (docs/notes/virtio-roce.md, section 13).
 const (
 	slIPv6 = 1
 	slIPv4 = 2
