@@ -483,8 +483,10 @@ func (f *fleet) serve(i int, command string) {
 		until("netstat -ltn | grep -q ':"+strconv.Itoa(pingpongPort)+" '", veswLimit))
 }
 
-// served waits for the end of the server, which is a process of a program, and returns what it printed.
+// served waits for the end of the server, which is a process of a program, and returns what it printed; of a server that
+// does not end, the state of its queue pair and the counters of soft-RoCE.
 func (f *fleet) served(i int, program string) (string, error) {
-	return f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+" || killall -9 "+program+
-		"\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
+	return f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+" || { rdma -d resource show qp; "+
+		"grep -v '^0$' /sys/class/infiniband/rxe0/ports/1/hw_counters/*; killall -9 "+program+"; }\n"+
+		until("[ -s /tmp/status ]", veswLimit)+"; cat /tmp/out; exit $(cat /tmp/status)", 2*time.Minute)
 }
