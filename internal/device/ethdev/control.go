@@ -39,7 +39,8 @@ const (
 )
 
 // A turn spends ctrlBudget on control commands: a command costs ctrlCost and its octets. A driver that posts
-// commands faster than they execute must not keep the lane.
+// commands faster than they execute must not keep the lane. What the last command of a turn costs beyond the budget is
+// paid by the turns behind it: others get as much of the lane as between small commands.
 const (
 	ctrlBudget = 64 << 10
 	ctrlCost   = 4 << 10
@@ -48,8 +49,8 @@ const (
 // control executes commands of the front-ends that hand their control queue over, in order; QEMU's own virtio-net and
 // DPDK keep it. Commands beyond the budget are left to the next turn.
 func (d *Device) control(v *ring) {
-	c := &d.chain
-	for spent := 0; spent < ctrlBudget; {
+	c, spent := &d.chain, d.overspent
+	for spent < ctrlBudget {
 		ok, err := v.q.Pop(c)
 		if err != nil {
 			d.broken(v, err)
@@ -70,6 +71,7 @@ func (d *Device) control(v *ring) {
 		}
 		v.q.PushUsed(c.Head, uint32(c.WriteAt(answer, 0)))
 	}
+	d.overspent = max(0, spent-ctrlBudget)
 	d.publish(v)
 }
 

@@ -47,6 +47,7 @@ type Device struct {
 	chain     virtio.Chain
 	header    [headerLen]byte
 	command   []byte
+	overspent int // of the budgets of control commands to come
 	ack       [1]byte
 	filter    filter
 	steer     [256]uint8 // by flow, the queue pair it was last sent on, plus 1
