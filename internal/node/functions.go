@@ -146,11 +146,18 @@ func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 		"then weft vesw port add %s GUID with the port GUID that it prints, at that node", r.Name, vesw))
 }
 
+// guestMemory is how much memory of the node the objects of a guest take at most, in octets: page lists of 64 GiB of
+// small pages, and the queues of all its queue pairs.
+const guestMemory = 256 << 20
+
 // create makes the function of a request; the intent is being edited. guest is its Ethernet port if a guest owns the
 // function, else nil.
 func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter) error,
 	guest *vesw.GuestPort) (*function, error) {
 	limits := hca.DefaultLimits
+	if guest != nil {
+		limits.Memory = guestMemory
+	}
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
 	}

@@ -24,6 +24,13 @@ func rdmaCard(t *testing.T, n *veswNode, v api.NewVM) (api.VM, *vhosttest.Driver
 	t.Helper()
 	v.RDMA = true
 	vm := n.addVM(v)
+	plugCard(t, n, vm)
+	return vm, vhosttest.NewDriver(t, vm.Socket, vhosttest.Options{Plain: true})
+}
+
+// plugCard puts a card into a virtual Ethernet switch.
+func plugCard(t *testing.T, n *veswNode, vm api.VM) {
+	t.Helper()
 	number := uint16(vm.Number)
 	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
 	eventually(t, "the card's port is in the subnet", func() bool {
@@ -37,8 +44,27 @@ func rdmaCard(t *testing.T, n *veswNode, v api.NewVM) (api.VM, *vhosttest.Driver
 	})
 	n.node.sub.Do(func() { n.node.sub.ServeEthernet(number, nil) })
 	n.vport(number, 0, 5, 1500)
-	eventually(t, "the card has a carrier", func() bool { return n.vm(v.Name).Carrier })
-	return vm, vhosttest.NewDriver(t, vm.Socket, vhosttest.Options{Plain: true})
+	eventually(t, "the card has a carrier", func() bool { return n.vm(vm.Name).Carrier })
+}
+
+// TestRDMACardJoinsLater: a card answers commands without a virtual Ethernet switch; when it joins one, it gives up an
+// address that another card has there.
+func TestRDMACardJoinsLater(t *testing.T) {
+	n := veswPair(t)[0]
+	_, first := rdmaCard(t, n, api.NewVM{Name: "web"})
+	later := n.addVM(api.NewVM{Name: "db", RDMA: true})
+	second := vhosttest.NewDriver(t, later.Socket, vhosttest.Options{Plain: true})
+	err := errors.Join(addGID(first, 0, "10.9.0.1"), addGID(second, 0, "10.9.0.1"), addGID(second, 1, "10.9.0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugCard(t, n, later)
+	if g := n.vm("db").RoCE.GIDs; len(g) != 1 || g[0].Address != "10.9.0.2" {
+		t.Errorf("%+v", g)
+	}
+	if g := n.vm("web").RoCE.GIDs; len(g) != 1 {
+		t.Errorf("%+v", g)
+	}
 }
 
 // roceFeatures are the features that a driver of the RoCE half chooses.
@@ -108,6 +134,12 @@ func TestRDMACard(t *testing.T) {
 	res, err := api.Get(t.Context(), n.cli, api.GetResources)
 	if err != nil || len(res.QPs) != 1 || res.QPs[0].Device != "web" || res.QPs[0].PID != os.Getpid() {
 		t.Errorf("%+v, %v", res.QPs, err)
+	}
+
+	functions, err := api.Get(t.Context(), n.cli, api.ListFunctions)
+	i := slices.IndexFunc(functions, func(f api.Function) bool { return f.Name == "web" })
+	if err != nil || i < 0 || functions[i].Quotas.MemoryBytes != guestMemory {
+		t.Errorf("%+v, %v", functions, err)
 	}
 
 	// Another card in the same switch cannot take the address, nor one in another switch be kept from it.

@@ -89,6 +89,7 @@ var ethernetGroups = []Group{
 			{"commands", Count, "commands", "of the control queue"},
 			{"command_errors", Count, "commands", "of the control queue, answered with an error"},
 			{"announced", Count, "frames", "announcements (RARP) sent for the guest"},
+			{"tx_unplugged", Count, "frames", "from the guest, dropped: the card is in no virtual Ethernet switch"},
 			{"resolver_questions", Count, "frames", "RoCE: questions sent for the MAC of a destination"},
 			{"resolver_answers", Count, "frames", "RoCE: answers to these"},
 			{"resolver_confirmed", Count, "frames", "RoCE: that confirm a known MAC"},

@@ -327,7 +327,9 @@ func (d *Device) disarm() {
 // broken stops a ring after an error and notifies the driver, which may reset the device.
 func (d *Device) broken(v *ring, err error) {
 	d.port.Stats.BrokenRings++
-	d.port.cfg.Log.Warn("ring given up", "ring", v.index, "error", err)
+	if n := d.port.Stats.BrokenRings; n&(n-1) == 0 { // a guest can break rings as often as it likes
+		d.port.cfg.Log.Warn("ring given up", "ring", v.index, "error", err, "times", n)
+	}
 	v.halted = true
 	d.s.NeedsReset() // before the notification: the driver then reads the status
 	if v.Err != nil {

@@ -399,8 +399,8 @@ func (s *Session) addMemReg(m *message) error {
 	return s.table.add(r, m.fds[0])
 }
 
-// remMemReg removes memory; memory keys of regions in it fail from then on. A descriptor in the
-// message is closed.
+// remMemReg removes memory; memory keys of regions in it fail until memory is announced at these addresses again. A
+// descriptor in the message is closed.
 func (s *Session) remMemReg(m *message) error {
 	if len(m.fds) > 1 {
 		return fatal(BadDescriptors, "REM_MEM_REG with %d descriptors", len(m.fds))

@@ -237,12 +237,24 @@ func (p *GuestPort) open(s *slot, d vnic.Device, rings vnic.OpenSegment) (vnic.O
 	g := &guestSegment{Segment: rings.Segment, control: rings.Control, p: p, port: s.port, vesw: s.vesw}
 	if err := p.h.first.Do(func() {
 		p.at, p.dev = g, d
+		p.yieldAddresses()
 		p.publish()
 	}); err != nil {
 		rings.Control.Close()
 		return vnic.OpenSegment{}, err
 	}
 	return vnic.OpenSegment{Segment: g, Control: g}, nil
+}
+
+// yieldAddresses removes the addresses that another port of the virtual Ethernet switch on this node has: it was in the
+// switch first. The driver gets an event.
+func (p *GuestPort) yieldAddresses() {
+	for i := range p.gids {
+		if g := p.gids[i].GID; !g.IsZero() && p.h.addressInUse(g, p.at.vesw, p) {
+			p.gids[i].GID = ib.GID{}
+			p.h.cfg.Log.Warn("a guest loses an address: another port of its VESW has it", "vm", p.a.Name, "address", g.Addr())
+		}
+	}
 }
 
 // Configure implements vnic.SegmentControl. The port's worker calls it.

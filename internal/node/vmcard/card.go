@@ -33,6 +33,9 @@ type Card struct {
 	// rdma is the Ethernet port of the card's function, for its RoCE half; nil: the card has none.
 	rdma *vesw.GuestPort
 
+	// idle polls the device while the card is in no virtual Ethernet switch.
+	idle *unplugged
+
 	// notify is what the segment in use was made with, nil: none is.
 	notify atomic.Pointer[func(vnic.SegmentEvent)]
 	// guest is the device of the session that there is.
@@ -83,6 +86,7 @@ func (c *Cards) newCard(want api.NewVM) (*Card, error) {
 		return nil, err
 	}
 	m := &Card{c: c, want: want}
+	m.idle = &unplugged{m: m}
 	m.want.Complete()
 	if m.want.RDMA {
 		m.rdma = c.cfg.NewGuestPort()
@@ -173,6 +177,7 @@ func (m *Card) Remove() {
 func (m *Card) Close() {
 	if s := m.Server(); s != nil {
 		s.Close()
+		_ = m.c.first().Do(m.idle.end)
 	}
 }
 
@@ -194,6 +199,7 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 		return vhost.Device{}, err
 	}
 	m.guest.Store(d)
+	_ = m.c.first().Do(m.idle.begin) // an ended lane polls nothing
 	m.mu.Lock()
 	m.of, m.half, m.peer = s, half, p
 	m.sessions++
@@ -314,8 +320,9 @@ func (m *Card) describe() api.VM {
 func (m *Card) counters(add func(scope, instance, name string, v uint64)) error {
 	var s ethdev.Stats
 	var resolver neighbour.Counters
+	var unplugged uint64
 	if err := m.c.first().Query(func() {
-		s = m.port.Stats
+		s, unplugged = m.port.Stats, m.idle.dropped
 		if m.rdma != nil {
 			resolver = m.rdma.Resolver()
 		}
@@ -323,6 +330,7 @@ func (m *Card) counters(add func(scope, instance, name string, v uint64)) error 
 		return err
 	}
 	s.Each(func(name string, v uint64) { add(api.ScopeVM, m.want.Name, name, v) })
+	add(api.ScopeVM, m.want.Name, "tx_unplugged", unplugged)
 	if m.rdma != nil {
 		resolver.Each(func(name string, v uint64) { add(api.ScopeVM, m.want.Name, "resolver_"+name, v) })
 	}
