@@ -13,6 +13,7 @@ import (
 	"weft/internal/mgmt/member"
 	"weft/internal/mgmt/store"
 	"weft/internal/proto/condtest"
+	"weft/internal/proto/problem"
 )
 
 // TestRotate: the CA, the certificates and the M_Key of a fabric are replaced while its members run, and a token from
@@ -207,6 +208,29 @@ func TestMissedRemoval(t *testing.T) {
 	}
 	if r.KeyOfVoter(others[0].cert.Load().Leaf, c.now()) || !r.KeyOfVoter(a.cert.Load().Leaf, c.now()) {
 		t.Error("the member that was removed counts as a voter, or the other does not")
+	}
+}
+
+// TestRenewalFaultEnds: a renewal that was tried because the roster had not the certificate in use yet, and failed, is
+// no fault any more when the roster has it.
+func TestRenewalFaultEnds(t *testing.T) {
+	s := store.NewMemory()
+	defer s.Close()
+	c := &clockwork{}
+	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a.start(t)
+	if _, err := a.createToken(t.Context(), api.NewToken{Uses: 1}); err != nil { // which makes the fabric
+		t.Fatal(err)
+	}
+	condtest.Until(t, "the roster has the certificate", func() bool {
+		cert := a.cert.Load()
+		return cert != nil && !stale(cert.Leaf, a.Roster())
+	})
+	w := &worker{m: a.Membership, failed: c.now(), failedStale: true}
+	a.fault("certificate_renewal", problem.New("cannot renew the certificate", "the store is away", "weft status"))
+	w.renew(t.Context())
+	if list := a.Degraded(); len(list) != 0 {
+		t.Errorf("%v", list)
 	}
 }
 

@@ -20,19 +20,21 @@ import (
 // worker does what is due: the renewal of the certificate, the report, and what voters do for all. It belongs to one
 // goroutine.
 type worker struct {
-	m        *Membership
-	spread   float64   // of the renewal, so that members do not renew together
-	failed   time.Time // the last renewal that failed
-	reported member.Report
-	at       time.Time // of reported
-	seen     member.Sightings
-	clocks   member.Clocks
-	looked   time.Time // the last upkeep
-	changed  time.Time // that a change was first seen which is later than the last upkeep; zero: none was
-	reached  time.Time // that the store last took a report, or it was first missed
-	probed   time.Time
-	compared time.Time // that clocks were compared last
-	led      bool      // this node was the first of the voters from its last look on: no report has waited for it
+	m      *Membership
+	spread float64   // of the renewal, so that members do not renew together
+	failed time.Time // the last renewal that failed
+	// failedStale reports whether that one was tried because the roster had another certificate of this node.
+	failedStale bool
+	reported    member.Report
+	at          time.Time // of reported
+	seen        member.Sightings
+	clocks      member.Clocks
+	looked      time.Time // the last upkeep
+	changed     time.Time // that a change was first seen which is later than the last upkeep; zero: none was
+	reached     time.Time // that the store last took a report, or it was first missed
+	probed      time.Time
+	compared    time.Time // that clocks were compared last
+	led         bool      // this node was the first of the voters from its last look on: no report has waited for it
 }
 
 // Rounds begin some at once, and then once in roundEvery: any member wakes all voters by its reports.
@@ -260,7 +262,12 @@ func signing(r *member.Roster) uint32 {
 func (w *worker) renew(ctx context.Context) {
 	m := w.m
 	now, cert, roster := m.cfg.Now(), m.cert.Load(), m.roster.Load()
-	at := member.LifeOf(cert.Leaf).RenewAt(w.spread, w.failed, stale(cert.Leaf, roster))
+	replace := stale(cert.Leaf, roster)
+	if w.failedStale && !replace { // the roster has the certificate in use by now
+		w.failed, w.failedStale = time.Time{}, false
+		m.fault("certificate_renewal", nil)
+	}
+	at := member.LifeOf(cert.Leaf).RenewAt(w.spread, w.failed, replace)
 	if now.Before(at) {
 		return
 	}
@@ -269,7 +276,7 @@ func (w *worker) renew(ctx context.Context) {
 		err = w.keep(a)
 	}
 	if err != nil {
-		w.failed = now
+		w.failed, w.failedStale = now, replace
 		p := problem.Of("cannot renew the certificate", err)
 		ends := member.LifeOf(cert.Leaf).End.UTC().Format("2006-01-02 15:04 UTC")
 		p = problem.New("the certificate of this node ends "+ends,
@@ -277,7 +284,7 @@ func (w *worker) renew(ctx context.Context) {
 		m.fault("certificate_renewal", p)
 		return
 	}
-	w.failed = time.Time{}
+	w.failed, w.failedStale = time.Time{}, false
 	m.fault("certificate_renewal", nil)
 	m.cfg.Log.Info("certificate renewed", "ends", member.LifeOf(m.cert.Load().Leaf).End)
 }
