@@ -240,8 +240,7 @@ func (n *Node) openFunctions() {
 		HalfEnded:    n.sessions.GuestEnded}
 	c.Half = func(a *hca.Adapter, s *vhost.Session, h vmcard.HalfConfig) (vmcard.Half, error) {
 		g, err := n.sessions.AdmitGuest(a, n.lanes.First(), s, session.GuestConfig{QPs: uint32(h.QPs),
-			CQs: uint32(h.CQs), Ring: uint32(h.Ring), SetGID: h.SetGID, ClearGIDs: h.ClearGIDs,
-			Halt: h.Halt})
+			CQs: uint32(h.CQs), Ring: uint32(h.Ring), Port: h.Port})
 		if err != nil {
 			return vmcard.Half{}, err
 		}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"weft/internal/proto/abi"
 )
 
 // Bounds of a virtual machine's network card.
@@ -112,20 +114,17 @@ const (
 // pair.
 const reservedQPs = 2
 
-// maxVMRings is how many virtqueues vhost-user can name.
-const maxVMRings = 256
-
 // QPSlots is how many queue pairs the card has in all (max_rdma_qps), those included that are not for programs.
 func (v *NewVM) QPSlots() int { return v.QPs + reservedQPs }
 
 // Rings is how many virtqueues a card has: its receive and transmit queues, the control queue, and with RDMA its
 // completion queues, and a send and a receive queue for each queue pair.
 func (v *NewVM) Rings() int {
-	n := 2*max(v.Queues, 1) + 1
+	rings := abi.Rings{Pairs: max(v.Queues, 1)}
 	if v.RDMA {
-		n += v.CQs + 2*v.QPSlots()
+		rings.CQs, rings.QPs = v.CQs, v.QPSlots()
 	}
-	return n
+	return rings.Total()
 }
 
 // Complete fills in the defaults of the numbers of queues.
@@ -159,11 +158,11 @@ func (v *NewVM) validateRDMA() error {
 	case v.Connect != "":
 		return errors.New("the emulator connects to a card with RDMA (rdma), not the node to the emulator (connect): " +
 			"QEMU ends when a node that starts again connects a second time")
-	case full.QPs > maxVMRings || full.CQs > maxVMRings || full.Rings() > maxVMRings:
+	case full.QPs > abi.MaxVhostRings || full.CQs > abi.MaxVhostRings || full.Rings() > abi.MaxVhostRings:
 		return fmt.Errorf("%d Ethernet queue pairs, %d queue pairs of RDMA and %d completion queues take %d "+
 			"virtqueues, and vhost-user has %d: 2 for each Ethernet queue pair, 1 for control, 1 for each completion "+
 			"queue, and 2 for each queue pair of RDMA and for 2 more", full.Queues, full.QPs, full.CQs, full.Rings(),
-			maxVMRings)
+			abi.MaxVhostRings)
 	}
 	return nil
 }
@@ -250,9 +249,6 @@ type VMRefusal struct {
 // VMRingSize is the length of the virtqueues of a card with RDMA: the most that QEMU has.
 const VMRingSize = 1024
 
-// vmConfigSize is the length of the configuration space with the fields of RoCE, in octets.
-const vmConfigSize = 32
-
 // qemuRDMA returns the options of a card with RDMA. QEMU's own network card keeps the control queue to itself, so the
 // card is a generic device of QEMU 11 or later. It must not reconnect (docs/notes/qemu.md).
 func (v *VM) qemuRDMA(memory string) []string {
@@ -262,7 +258,7 @@ func (v *VM) qemuRDMA(memory string) []string {
 		"-machine memory-backend=mem-" + v.Name,
 		fmt.Sprintf("-chardev socket,id=chr-%s,path=%s", v.Name, v.Socket),
 		fmt.Sprintf("-device vhost-user-test-device-pci,id=card-%s,chardev=chr-%[1]s,virtio-id=1,num_vqs=%d,vq_size=%d,"+
-			"config_size=%d,page-per-vq=on", v.Name, v.Rings(), VMRingSize, vmConfigSize),
+			"config_size=%d,page-per-vq=on", v.Name, v.Rings(), VMRingSize, abi.ConfigSize),
 	}
 }
 

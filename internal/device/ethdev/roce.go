@@ -28,7 +28,7 @@ type RoCE interface {
 }
 
 // MaxPageList is the most octets of a list of pages: of a region of memory that the driver registers.
-const MaxPageList = 8 * 262144
+const MaxPageList = 8 * abi.MaxRegPages
 
 // maxRoCECommand bounds a command of the RoCE half.
 const maxRoCECommand = abi.CtrlHeaderSize + abi.RegUserMRSize + MaxPageList
@@ -37,17 +37,14 @@ const maxRoCECommand = abi.CtrlHeaderSize + abi.RegUserMRSize + MaxPageList
 // logged, and later versions of virtio-net gave the numbers of RoCE another meaning together with HOST_USO.
 const roceOffered = offered&^(1<<abi.FeaturePacked|1<<abi.FeatureLogAll|1<<abi.FeatureHostUSO) | 1<<abi.FeatureRoCE
 
-// maxRings is how many rings vhost-user names in messages with a descriptor.
-const maxRings = 256
-
 // AttachCard is Attach with a RoCE half, which may be nil. The caller passes calls of vhost.Device for rings beyond
 // the control queue to the RoCE half.
 func (p *Port) AttachCard(s *vhost.Session, half RoCE) (*Device, error) {
 	if half != nil {
 		qps, cqs := half.Limits()
-		if n := cardRings(p.cfg.Pairs, qps, cqs); n > maxRings {
+		if n := cardRings(p.cfg.Pairs, qps, cqs); n > abi.MaxVhostRings {
 			return nil, fmt.Errorf("%d rings of %d Ethernet pairs, %d RDMA queue pairs and %d completion queues: "+
-				"%d are possible", n, p.cfg.Pairs, qps, cqs, maxRings)
+				"%d are possible", n, p.cfg.Pairs, qps, cqs, abi.MaxVhostRings)
 		}
 	}
 	return p.attach(s, half)

@@ -23,11 +23,17 @@ type GuestConfig struct {
 	QPs, CQs uint32
 	// Ring is the length of the longest virtqueue that the emulator gives the guest.
 	Ring uint32
-	// SetGID makes gid the address of the card's port with an index of the driver, or removes it if gid is zero.
-	// ClearGIDs removes all. Halt takes the port down until it is called with false. The lane calls the three.
-	SetGID    func(index uint32, gid ib.GID) error
-	ClearGIDs func()
-	Halt      func(on bool)
+	Port GuestPort
+}
+
+// GuestPort is the Ethernet port of a card. The lane calls its methods.
+type GuestPort interface {
+	// SetGID makes gid the address of the port with an index of the driver, or removes it if gid is zero. ClearGIDs
+	// removes all.
+	SetGID(index uint32, gid ib.GID) error
+	ClearGIDs()
+	// Halt takes the port down until it is called with false.
+	Halt(on bool)
 }
 
 // program is what a Guest has in common with the session of a program.
@@ -78,7 +84,7 @@ func (g *Guest) newDevice() *rdmadev.Device {
 	return rdmadev.New(rdmadev.Config{Adapter: g.adapter, Lane: g.lane.HCA, Now: g.r.cfg.Now,
 		Guest: rdmadev.Guest{Space: g.mem, Words: g.mem, Contains: g.mem.Contains},
 		Log:   g.r.cfg.Log.With("guest", g.adapter.Name),
-		MaxCQ: g.cfg.CQs, MaxQP: g.cfg.QPs, MaxRing: g.cfg.Ring, FirstRing: g.first, SetGID: g.cfg.SetGID,
+		MaxCQ: g.cfg.CQs, MaxQP: g.cfg.QPs, MaxRing: g.cfg.Ring, FirstRing: g.first, SetGID: g.cfg.Port.SetGID,
 		Privileged: true, // the guest's kernel decides about its programs
 		Fail:       g.needReset})
 }
@@ -110,7 +116,7 @@ func (g *Guest) restart() error {
 	if first && err == nil {
 		g.lane.AddClient(&g.Client)
 	}
-	g.cfg.ClearGIDs()
+	g.cfg.Port.ClearGIDs()
 	return err
 }
 
@@ -132,14 +138,14 @@ func (g *Guest) Reset() {
 }
 
 // Halt takes the port down: no object of the guest sends or receives. With false it comes up again.
-func (g *Guest) Halt(on bool) { g.lane.Do(func() { g.cfg.Halt(on) }) }
+func (g *Guest) Halt(on bool) { g.lane.Do(func() { g.cfg.Port.Halt(on) }) }
 
 // Closed ends the RoCE half.
 func (g *Guest) Closed(reason error) {
 	g.program.Closed(reason)
 	g.lane.Do(func() {
-		g.cfg.ClearGIDs()
-		g.cfg.Halt(false) // for the next front-end
+		g.cfg.Port.ClearGIDs()
+		g.cfg.Port.Halt(false) // for the next front-end
 	})
 }
 

@@ -15,13 +15,11 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/netstack"
-	"weft/internal/node/lane"
 	"weft/internal/node/loop"
 	"weft/internal/node/stack"
 	"weft/internal/proto/ib"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
-	"weft/internal/verbs/hca/replicate"
 )
 
 // DevicePort is the Ethernet port of a function in a virtual Ethernet switch (a device segment): the port of the
@@ -58,11 +56,7 @@ func (h *Host) NewDevicePort(want *api.NewFunction) (*DevicePort, error) {
 func (dp *DevicePort) Begin(a *hca.Adapter) error {
 	dp.a = a
 	h := dp.h
-	dp.link = roceframe.New(roceframe.Config{Function: a.Number(), Resolve: dp.resolve, Push: dp.push,
-		Arrived: func() { h.first.LinkReadable() },
-		Member: func(g ib.GID) bool {
-			return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
-		}})
+	dp.link = h.newLink(a, roceframe.Config{Resolve: dp.resolve, Push: dp.push})
 	if err := h.first.Do(func() { h.first.Net.AddEthernet(a.Number(), dp.link) }); err != nil {
 		return err
 	}
@@ -124,21 +118,7 @@ func (dp *DevicePort) Port() *hca.Port {
 
 // port is the port as programs see it. mu is held.
 func (dp *DevicePort) port() *hca.Port {
-	p := &hca.Port{
-		Link:        ib.LinkEthernet,
-		State:       ib.PortDown,
-		Phys:        ib.PhysPolling,
-		MTU:         ib.MTUForLink(dp.dev.MaxMTU),
-		MaxMTU:      ib.MTU4096,
-		PKeys:       []ib.PKey{ib.DefaultPKey},
-		WireLocal:   dp.h.cfg.WireLocal,
-		MaxRun:      roceframe.MaxRun,
-		MaxLocalRun: lane.LocalBurst,
-		OverFabric:  true,
-	}
-	if dp.seg != nil && dp.dev.Carrier {
-		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
-	}
+	p := dp.h.ethernetPort(&dp.dev, dp.seg != nil)
 	// Index 0 is the link-local address, as everywhere; it is there once there is a MAC.
 	p.GIDs = make([]hca.GIDEntry, 1, 1+len(dp.addrs))
 	if dp.seg != nil {

@@ -33,10 +33,8 @@ type deviceSegment struct {
 	end       chan struct{}
 	wg        sync.WaitGroup
 
-	// Of the lane: frames for the stack.
-	frames [][]byte
-	off    []ether.Offload
-	list   []ether.Frame
+	separator               // the lane's
+	list      []ether.Frame // the lane's: frames for the stack
 }
 
 var (
@@ -156,29 +154,16 @@ func (s *deviceSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int,
 // Arm implements vnic.Segment.
 func (s *deviceSegment) Arm() bool { return s.Ether.Arm() || s.dp.link.Pending() }
 
-// WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are
-// at the end.
+// WriteBatch implements vnic.Segment.
 func (s *deviceSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
-	s.frames, s.off = s.frames[:0], s.off[:0]
-	n := 0
-	for i := range frames {
-		if !s.dp.link.Receive(frames[i], &off[i]) {
-			s.frames, s.off = append(s.frames, frames[i]), append(s.off, off[i])
-			continue
-		}
-		frames[n], off[n] = frames[i], off[i]
-		n++
-	}
-	if len(s.frames) == 0 {
+	n := s.separate(s.dp.link, frames, off)
+	if n == len(frames) {
 		return 0
 	}
-	copy(frames[n:], s.frames)
-	copy(off[n:], s.off)
-	clear(s.frames)
 	return s.Ether.WriteBatch(frames[n:], off[n:])
 }
 
-// WriteFrames implements vnic.FrameWriter, with WriteBatch's order.
+// WriteFrames implements vnic.FrameWriter, in the order of separate.
 func (s *deviceSegment) WriteFrames(frames []ether.Frame) (dropped int) {
 	s.list = s.list[:0]
 	n := 0

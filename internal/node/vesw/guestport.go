@@ -9,13 +9,11 @@ import (
 
 	"weft/internal/fabric/link/neighbour"
 	"weft/internal/fabric/link/roceframe"
-	"weft/internal/node/lane"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
-	"weft/internal/verbs/hca/replicate"
 )
 
 // GuestPort is the Ethernet port of a function that a guest owns: the network card of a virtual machine with a RoCE
@@ -68,12 +66,7 @@ func (p *GuestPort) Begin(a *hca.Adapter) error {
 // makeLink makes the link of the port with a function.
 func (p *GuestPort) makeLink(a *hca.Adapter) {
 	p.a = a
-	h := p.h
-	p.link = roceframe.New(roceframe.Config{Function: a.Number(), Shared: true, Resolve: p.resolve, Push: p.push,
-		Arrived: func() { h.first.LinkReadable() },
-		Member: func(g ib.GID) bool {
-			return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
-		}})
+	p.link = p.h.newLink(a, roceframe.Config{Shared: true, Resolve: p.resolve, Push: p.push})
 }
 
 // Remove undoes Begin, after the function was unplugged. Any goroutine but a lane may call it.
@@ -101,22 +94,8 @@ func (p *GuestPort) Resolver() neighbour.Counters { return p.ask.Counters() }
 
 // Port returns the port as the guest sees it. It may be called before Begin, on any goroutine.
 func (p *GuestPort) Port() *hca.Port {
-	v := &hca.Port{
-		Link:        ib.LinkEthernet,
-		State:       ib.PortDown,
-		Phys:        ib.PhysPolling,
-		MTU:         ib.MTUForLink(p.dev.MaxMTU),
-		MaxMTU:      ib.MTU4096,
-		GIDs:        slices.Clone(p.gids),
-		PKeys:       []ib.PKey{ib.DefaultPKey},
-		WireLocal:   p.h.cfg.WireLocal,
-		MaxRun:      roceframe.MaxRun,
-		MaxLocalRun: lane.LocalBurst,
-		OverFabric:  true,
-	}
-	if p.at != nil && p.dev.Carrier && !p.halted {
-		v.State, v.Phys = ib.PortActive, ib.PhysLinkUp
-	}
+	v := p.h.ethernetPort(&p.dev, p.at != nil && !p.halted)
+	v.GIDs = slices.Clone(p.gids)
 	return v
 }
 
@@ -218,8 +197,7 @@ type guestSegment struct {
 	port         *lanePort
 	vesw         uint16
 
-	frames [][]byte // that are for the guest's rings
-	off    []ether.Offload
+	separator
 
 	questions [maxQuestions][neighbour.MaxFrame]byte // frames of the resolver
 }
@@ -309,25 +287,15 @@ func (g *guestSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (n int
 // Arm implements vnic.Segment.
 func (g *guestSegment) Arm() bool { return g.Segment.Arm() || g.p.link.Pending() }
 
-// WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are
-// at the end.
+// WriteBatch implements vnic.Segment.
 func (g *guestSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
-	g.frames, g.off = g.frames[:0], g.off[:0]
-	now, n := g.p.h.cfg.Now(), 0
-	for i := range frames {
-		if !g.p.link.Receive(frames[i], &off[i]) {
-			g.p.ask.Frame(now, frames[i])
-			g.frames, g.off = append(g.frames, frames[i]), append(g.off, off[i])
-			continue
-		}
-		frames[n], off[n] = frames[i], off[i]
-		n++
-	}
-	if len(g.frames) == 0 {
+	n := g.separate(g.p.link, frames, off)
+	if n == len(frames) {
 		return 0
 	}
-	copy(frames[n:], g.frames)
-	copy(off[n:], g.off)
-	clear(g.frames)
+	now := g.p.h.cfg.Now()
+	for _, f := range frames[n:] {
+		g.p.ask.Frame(now, f)
+	}
 	return g.Segment.WriteBatch(frames[n:], off[n:])
 }

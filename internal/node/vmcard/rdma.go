@@ -10,19 +10,15 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/abi"
-	"weft/internal/proto/ib"
 )
 
 // HalfConfig describes the RoCE half of a card.
 type HalfConfig struct {
 	QPs, CQs int // max_rdma_qps and max_rdma_cqs of the configuration space
 	Ring     int // the length of the longest virtqueue that the emulator gives the guest
-	// SetGID makes gid the address of the card's port with an index of the driver, or removes it if gid is zero.
-	// ClearGIDs removes all. Halt takes the port down until it is called with false. The lane calls the three.
-	SetGID    func(index uint32, gid ib.GID) error
-	ClearGIDs func()
-	Halt      func(on bool)
+	Port     *vesw.GuestPort
 }
 
 // Half is the RoCE half of a card for one front-end.
@@ -58,7 +54,7 @@ func (m *Card) attach(s *vhost.Session) (*ethdev.Device, Half, vhost.Device, err
 	a := m.adapter
 	m.mu.Unlock()
 	half, err := m.c.cfg.Half(a, s, HalfConfig{QPs: m.want.QPSlots(), CQs: m.want.CQs, Ring: api.VMRingSize,
-		SetGID: m.rdma.SetGID, ClearGIDs: m.rdma.ClearGIDs, Halt: m.rdma.Halt})
+		Port: m.rdma})
 	if err != nil {
 		return nil, Half{}, vhost.Device{}, err
 	}

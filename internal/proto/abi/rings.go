@@ -6,6 +6,10 @@ package abi
 // control queue, one ring per completion queue, two per queue pair. Pairs is 1 unless multiqueue is negotiated.
 type Rings struct{ Pairs, CQs, QPs int }
 
+// MaxVhostRings is how many rings a front-end of vhost-user can name: messages with a descriptor have eight bits for a
+// ring.
+const MaxVhostRings = 256
+
 // Control returns the ring of the control queue.
 func (r Rings) Control() int { return 2 * r.Pairs }
 
