@@ -15,8 +15,7 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// TestControl: every command that is none, or is not negotiated, is answered with an
-// error.
+// TestControl: the device answers a command that does not exist, or that the driver did not negotiate, with an error.
 func TestControl(t *testing.T) {
 	w := newWorld(t, 1)
 	g := w.guest(0, ethdevtest.Options{Features: mrg | mq, Control: true, Pairs: 4})
@@ -120,8 +119,8 @@ func TestControlFraming(t *testing.T) {
 	}
 }
 
-// TestDriverAddress: the address that a driver sets is the one in the configuration space, and the filter of a
-// driver is not that of the driver before it.
+// TestDriverAddress: the configuration space has the address that a driver set, and a driver does not begin with the
+// filter of the driver before it.
 func TestDriverAddress(t *testing.T) {
 	const features = mrg | 1<<abi.FeatureCtrlRX | 1<<abi.FeatureCtrlMACAddr
 	w := newWorld(t, 1)
@@ -187,7 +186,7 @@ func TestGuestOffloads(t *testing.T) {
 		{1 << abi.FeatureGuestCsum, 0, ether.FeatureCsum},
 		{1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestECN, 1, ether.FeatureCsum}, // not negotiated
 		{guest, 0, all},
-		{guest &^ (1 << abi.FeatureGuestCsum), 0, 0}, // without it none is possible
+		{guest &^ (1 << abi.FeatureGuestCsum), 0, 0}, // the other offloads need it
 		{guest | roce, 1, 0},                         // not negotiated
 		{guest | mrg, 1, 0},                          // not an offload
 		{guest, 0, all},

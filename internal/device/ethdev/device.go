@@ -108,8 +108,8 @@ func (d *Device) Config() abi.Config {
 	return c
 }
 
-// Rings implements vhost.Rings. It counts the rings of the RoCE half, and those of all queue pairs: front-ends name
-// rings before the driver negotiates.
+// Rings implements vhost.Rings. It counts the rings of all Ethernet queue pairs and of the RoCE half, because front-ends
+// name rings before the driver negotiates.
 func (d *Device) Rings() int {
 	if d.half != nil {
 		qps, cqs := d.half.Limits()
@@ -158,7 +158,7 @@ func taken(mask uint64) (t ether.Features) {
 
 func (d *Device) hasControl() bool { return d.features&(1<<abi.FeatureCtrlVQ) != 0 }
 
-// controlRing is the number of the control queue, -1 if there is none.
+// controlRing returns the number of the control queue, -1 if the driver did not negotiate a control queue.
 func (d *Device) controlRing() int {
 	if !d.hasControl() {
 		return -1

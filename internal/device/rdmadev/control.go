@@ -249,7 +249,7 @@ func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
 	return a
 }
 
-// explainAV gives the refusal of an address vector its reason in words, where that is known.
+// explainAV returns err, the refusal of an address vector, with the reason in words if the reason is known.
 func explainAV(d *Device, v *hca.AHAttr, err error) error {
 	if err != error(syscall.EINVAL) || d.adapter.Port().Link != ib.LinkEthernet {
 		return err // it has words, or an errno that says enough

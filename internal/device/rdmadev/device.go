@@ -161,7 +161,7 @@ func (d *Device) offered() uint64 {
 	return offer
 }
 
-// fail ends the service; the reason is for people.
+// fail ends the service of the device. The reason is noted as a refusal, which people read.
 func (d *Device) fail(format string, args ...any) {
 	if !d.dead {
 		d.dead = true

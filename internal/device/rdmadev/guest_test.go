@@ -178,8 +178,8 @@ func TestDriversGIDs(t *testing.T) {
 	d.refused(abi.CmdCreateAH, ah, abi.CreateAHResultSize, syscall.EINVAL)
 }
 
-// TestPartOfAnotherDevice: a device without a control queue executes commands for the device that has it, and its rings
-// begin where that one says. Ring 2 is none of its rings.
+// TestPartOfAnotherDevice: a device without a control queue executes commands for the device that has it. Its
+// rings begin at the number that it was made with, and ring 2 is not one of them.
 func TestPartOfAnotherDevice(t *testing.T) {
 	const first = 9
 	f := newCard(t)
@@ -516,7 +516,7 @@ func TestNothingAfterFault(t *testing.T) {
 }
 
 // TestExtensionsOfAnyDriver: a driver without WEFT_HELLO enables extensions by EXT_ENABLE, and uses them with both
-// forms of send elements. Before that its regions are those of the RFC.
+// forms of send elements. Regions that the driver registers before have the access rights of the RFC only.
 func TestExtensionsOfAnyDriver(t *testing.T) {
 	f := newFabric(t)
 	d := f.newDriver(false, 4<<20)

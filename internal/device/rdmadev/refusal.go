@@ -13,7 +13,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// Refusal is a command that the device refused, or the fault that ended its service, for people.
+// Refusal describes to people a command that the device refused, or the fault that ended the service of the device.
 type Refusal struct {
 	At      mono.Time
 	Command string // its name; "device" for a fault of the client that ended the service
@@ -54,7 +54,7 @@ type worded struct {
 func (w *worded) Error() string { return w.reason }
 func (w *worded) Unwrap() error { return w.is }
 
-// refuse returns an errno with the reason for people.
+// refuse returns the error is, a syscall.Errno or a kind of refusal, with a reason that people read.
 func refuse(is error, format string, args ...any) error {
 	return &worded{is, fmt.Sprintf(format, args...)}
 }

@@ -165,7 +165,7 @@ func (s *recvRing) Fetch(wr *transport.RecvWR) bool {
 	return true
 }
 
-// parse makes a request of an element, as that of a sendRing does.
+// parse makes a request of a receive element.
 func (s *recvRing) parse(wr *transport.RecvWR, el virtio.Elem) {
 	elem := el.Data
 	wr.Cookie, wr.ID, wr.BadWQE, wr.SGE = s.cookie(el.Head), 0, true, wr.SGE[:0]

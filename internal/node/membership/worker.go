@@ -23,7 +23,7 @@ type worker struct {
 	m      *Membership
 	spread float64   // of the renewal, so that members do not renew together
 	failed time.Time // the last renewal that failed
-	// failedStale reports whether that one was tried because the roster had another certificate of this node.
+	// failedStale reports whether the failed renewal was tried because the roster had another certificate of this node.
 	failedStale bool
 	reported    member.Report
 	at          time.Time // of reported
