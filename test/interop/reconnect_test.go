@@ -14,8 +14,9 @@ import (
 	"weft/internal/control/api"
 )
 
-// cut shuts the connection between a node's process and the front-end of a machine's card down, as if either had:
-// both see its end.
+// cut shuts the connections between a node's process and the front-end of a machine's card down, as if either had: both
+// see their end. There is one for the messages of the front-end, and one for those of the device, which QEMU makes and
+// of which the descriptor in the node may be the lower one.
 func cut(node, frontend int) error {
 	pidfd, err := unix.PidfdOpen(node, 0)
 	if err != nil {
@@ -26,6 +27,7 @@ func cut(node, frontend int) error {
 	if err != nil {
 		return err
 	}
+	cuts := 0
 	for _, e := range list {
 		n, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -37,10 +39,16 @@ func cut(node, frontend int) error {
 		}
 		peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if err == nil && int(peer.Pid) == frontend {
-			err = unix.Shutdown(fd, unix.SHUT_RDWR)
-			return errors.Join(err, unix.Close(fd))
+			if err := errors.Join(unix.Shutdown(fd, unix.SHUT_RDWR), unix.Close(fd)); err != nil {
+				return err
+			}
+			cuts++
+			continue
 		}
 		unix.Close(fd)
+	}
+	if cuts > 0 {
+		return nil
 	}
 	return fmt.Errorf("process %d has no connection to process %d", node, frontend)
 }
