@@ -209,6 +209,8 @@ func FuzzControl(f *testing.F) {
 		f.Add(^uint64(0), []byte{2, 0x11, 12, class, 0, 1, 0, 0, 0, 2, 7, 0, 0, 0, 1, 3, 0x21, 6, class, 1, 2, 9, 9, 9})
 	}
 	f.Add(uint64(1<<abi.FeatureRoCE), []byte{1, 0x55, 20, abi.ClassRoCE, 7, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 200})
+	// A command beyond the budget of a turn, and one behind it.
+	f.Add(^uint64(59), []byte{2, 0x11, 12, abi.ClassRoCE, 0x12, 1, 0, 0, 0, 2, 7, 0, 0, 0x13, abi.ClassRoCE, 1, 2, 9})
 	f.Fuzz(func(t *testing.T, wanted uint64, in []byte) {
 		const desc, avail, used, text, answer, end = 0, 0x800, 0xa00, 0x1000, 0x3000, 0x4000
 		m := &guestMemory{b: make([]byte, end)}
@@ -265,8 +267,14 @@ func FuzzControl(f *testing.F) {
 			index++
 			le.PutUint16(m.b[avail+2:], index)
 			before, executed := p.Stats, half.executed
-			if _, err := p.TryReadBatch(frames, off); err != nil {
-				t.Fatal(err)
+			// Turns that pay for the command before are without one.
+			for range 1 + (ctrlCost+maxRoCECommand+MaxPageList)/ctrlBudget {
+				if _, err := p.TryReadBatch(frames, off); err != nil {
+					t.Fatal(err)
+				}
+				if le.Uint16(m.b[used+2:]) == index {
+					break
+				}
 			}
 			wrote := int(le.Uint32(m.b[used+4+8*int((index-1)%64)+4:]))
 			ack := m.b[answer]
