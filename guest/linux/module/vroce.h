@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The parts of the module virtio_roce, and what each may use of the others.
+ *
+ *   main.c      the virtio driver: binding, taking over from virtio_net, giving back
+ *   ethernet.c  the Ethernet half as a virtio device of its own, which virtio_net drives
+ *   control.c   the control queue, which both halves share
+ *   ring.c      the rings of RDMA queues and their doorbells
+ *   verbs.c …   the RoCE half as a device of the kernel's RDMA core
+ */
+#ifndef VROCE_H
+#define VROCE_H
+
+#include <linux/interrupt.h>
+#include <linux/netdevice.h>
+#include <linux/virtio.h>
+#include <linux/virtio_ring.h>
+
+struct scatterlist;
+struct vroce_verbs;
+
+/*
+ * A ring of an RDMA queue. The virtio core has made its memory and told the
+ * device about it; from then on only the owner of the queue, in the kernel or in
+ * a program, uses it. Positions run freely modulo 2^16.
+ */
+struct vroce_ring {
+	struct virtqueue *vq;
+	struct vring vr;        /* desc, avail, used; vr.num entries */
+	u16 queue;              /* number of the virtqueue */
+	bool mappable;          /* the descriptor table has no page in common with the rest */
+	phys_addr_t door;       /* where the doorbell is, 0 if it cannot be mapped */
+	u16 avail_idx;          /* next position to make available (kernel's queues only) */
+	u16 last_used;          /* next position to look at (kernel's queues only) */
+};
+
+/*
+ * struct vroce_card - one virtio network device with a RoCE half
+ *
+ * Lives from probe to remove of the driver. The rings exist from the find_vqs of
+ * the Ethernet half's driver to its reset; verbs is not NULL within that time.
+ */
+struct vroce_card {
+	struct virtio_device *vdev;
+	u32 max_qps;            /* rings of queue pairs: numbers 0 to max_qps - 1 */
+	u32 max_cqs;            /* rings of completion queues */
+	struct vroce_ring *cq;  /* [max_cqs] */
+	struct vroce_ring *sq;  /* [max_qps] */
+	struct vroce_ring *rq;  /* [max_qps] */
+	bool event_idx;         /* VIRTIO_RING_F_EVENT_IDX is negotiated */
+	bool broken;            /* the device answers no more; set once, never cleared before the reset */
+	struct vroce_ethernet *ethernet;
+	struct vroce_control *control;
+	struct vroce_verbs *verbs;
+};
+
+/* ---- control.c ---- */
+
+/*
+ * Executes a command of class 6. request is request_length octets behind class
+ * and command; list, which may be NULL, is list_count further entries of
+ * device-readable data. On success the device wrote result_length octets to
+ * result. Neither may be on the stack if VMAP_STACK is on: the function copies
+ * both. Any context if atomic is true (it spins then), else process context.
+ *
+ * Returns 0; the errno of the refusal, negative (-EINVAL if the device has no
+ * ERRNO_ACK); -EIO if the device is broken or answered what it must not;
+ * -ETIMEDOUT if it did not answer, after which it is broken.
+ */
+int vroce_command(struct vroce_card *card, u8 command, const void *request, size_t request_length,
+		  struct scatterlist *list, unsigned int list_count,
+		  void *result, size_t result_length, bool atomic);
+
+/* ---- ring.c ---- */
+
+/* Empties a ring whose queue the device has destroyed, or not created yet: indices 0, descriptors 0. */
+void vroce_ring_reset(struct vroce_card *card, struct vroce_ring *ring);
+/* Rings the doorbell if the device wants it. old is avail_idx before the new entries. Any context. */
+void vroce_ring_kick(struct vroce_card *card, struct vroce_ring *ring, u16 old);
+
+/* ---- verbs.c ---- */
+
+/* Registers the RDMA device beside netdev. Process context, the card runs (DRIVER_OK). */
+int vroce_verbs_add(struct vroce_card *card, struct net_device *netdev);
+/*
+ * Unregisters the RDMA device and returns when no object of it is left. Process
+ * context, without the RTNL lock. Does nothing if card->verbs is NULL. The device
+ * may be broken.
+ */
+void vroce_verbs_remove(struct vroce_card *card);
+/* An interrupt that may concern rings of completion queues. Hard interrupt context. */
+void vroce_verbs_interrupt(struct vroce_card *card);
+/* The configuration of the device changed, or it needs a reset. Process context. */
+void vroce_verbs_config_changed(struct vroce_card *card);
+
+#endif
