@@ -213,7 +213,6 @@ func testMisbehaviour(t *testing.T, lanes int) {
 			c.Conn.CloseWrite()
 		}},
 		{"element outside", "broken_ring", false, func(t *testing.T, c *client) { c.qp.PostHostile(8, 100) }},
-		{"element outside, plain", "broken_ring", true, func(t *testing.T, c *client) { c.qp.PostHostile(8, 100) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a, b := r.client(t, vhosttest.Options{Plain: c.plain}), r.client(t, vhosttest.Options{})

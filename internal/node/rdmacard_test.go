@@ -4,6 +4,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -195,13 +196,18 @@ func TestRDMACardDriverBegins(t *testing.T) {
 	}
 }
 
-// TestRDMACardBroken: a guest that breaks a ring keeps its session; the status of the device asks for a reset, the
-// node's status is degraded, and the driver goes on after the reset.
-func TestRDMACardBroken(t *testing.T) {
-	n := veswPair(t)[0]
-	_, d := rdmaCard(t, n, api.NewVM{Name: "web"})
+// brokenCard is a card with a driver, its queue of events and its queue pair, which is connected to itself.
+func brokenCard(t *testing.T) (n *veswNode, d *vhosttest.Driver, ev *vhosttest.EVQ, q *vhosttest.QP) {
+	n = veswPair(t)[0]
+	_, d = rdmaCard(t, n, api.NewVM{Name: "web"})
+	if _, err := d.Control(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(0)}.Append(nil), abi.ExtEnableSize); err != nil {
+		t.Fatal(err)
+	}
 	pd, err := d.CreatePD()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if ev, err = d.CreateEVQ(t); err != nil {
 		t.Fatal(err)
 	}
 	cq, err := d.CreateCQ(t, 16)
@@ -211,18 +217,33 @@ func TestRDMACardBroken(t *testing.T) {
 	if err := addGID(d, 0, "10.9.0.1"); err != nil {
 		t.Fatal(err)
 	}
-	q, err := d.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq})
-	if err != nil {
+	if q, err = d.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq}); err != nil {
 		t.Fatal(err)
 	}
 	self := vhosttest.Peer{QPN: ib.QPN(q.Num), GID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.1"))}
 	if err := q.ConnectTo(self, 1, ib.MTU1024, 0); err != nil {
 		t.Fatal(err)
 	}
-	q.PostHostile(8, 100)
-	degraded := func() bool {
-		return slices.ContainsFunc(n.status().Degraded, func(d api.Degraded) bool { return d.What == "vm_needs_reset" })
+	return n, d, ev, q
+}
+
+// degradedBy returns the degraded state with a name, nil if the node does not have it.
+func (n *veswNode) degradedBy(what string) *api.Degraded {
+	for _, d := range n.status().Degraded {
+		if d.What == what {
+			return &d
+		}
 	}
+	return nil
+}
+
+// TestRDMACardBroken: a guest keeps its session although its driver breaks the ring of events; the status of the device asks
+// for a reset, the node's status is degraded, and the driver goes on after the reset.
+func TestRDMACardBroken(t *testing.T) {
+	n, d, ev, q := brokenCard(t)
+	ev.SpoilRing()
+	q.PostHostile(8, 100) // the event of it finds the fault
+	degraded := func() bool { return n.degradedBy("vm_needs_reset") != nil }
 	eventually(t, "the status is degraded", degraded)
 	if st, err := d.GetU64(abi.ReqGetStatus); err != nil || st&abi.StatusNeedsReset == 0 {
 		t.Errorf("status %#x, %v", st, err)
@@ -247,6 +268,43 @@ func TestRDMACardBroken(t *testing.T) {
 	}
 	if _, err := d.CreatePD(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRDMACardBrokenRing: a guest that breaks the ring of a queue pair keeps its device: that queue pair is in error, and
+// the node's status names it until the guest destroys it.
+func TestRDMACardBrokenRing(t *testing.T) {
+	n, d, ev, q := brokenCard(t)
+	q.PostHostile(8, 100)
+	eventually(t, "the status is degraded", func() bool { return n.degradedBy("vm_broken_ring") != nil })
+	w := n.degradedBy("vm_broken_ring")
+	want := fmt.Sprintf("web: its send queue of queue pair %d is in error", q.Num)
+	if !strings.HasPrefix(w.Why, want) || !strings.Contains(w.Why, "a buffer is not in the memory of the client") {
+		t.Errorf("%+v, want %s", w, want)
+	}
+	for e := (abi.Event{}); e.Type != uint32(ib.EventQPFatal); {
+		var err error
+		if e, err = ev.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if e.Type == uint32(ib.EventQPFatal) && e.Object != q.Num {
+			t.Errorf("%+v", e)
+		}
+	}
+	if st, err := d.GetU64(abi.ReqGetStatus); err != nil || st&abi.StatusNeedsReset != 0 {
+		t.Errorf("status %#x, %v", st, err)
+	}
+	if l := n.vm("web").RoCE.Broken; len(l) != 1 || l[0].Queue != fmt.Sprintf("send queue of queue pair %d", q.Num) {
+		t.Errorf("%+v", l)
+	}
+	if _, err := d.CreatePD(); err != nil {
+		t.Error(err)
+	}
+	if err := q.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if w := n.degradedBy("vm_broken_ring"); w != nil {
+		t.Errorf("after DESTROY_QP: %+v", w)
 	}
 }
 

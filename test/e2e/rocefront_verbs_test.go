@@ -145,6 +145,7 @@ var roceRows = []struct {
 	{"flushed", false, flushed},
 	{"no peer", false, noPeer},
 	{"malformed elements", false, malformed},
+	{"broken rings", false, brokenRings},
 	{"DMA region", false, dmaRegion},
 	{"IPv6", false, overIPv6},
 	{"list of pages in the data", false, pagesInData},

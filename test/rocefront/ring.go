@@ -268,3 +268,18 @@ func eventIn(fd int, limit time.Duration) bool {
 		return err == nil
 	}
 }
+
+// spoil writes nonsense into the available ring, as a program in the guest can that maps the rings of its own queues: a
+// head beyond the descriptor table, or an index far ahead.
+func (r *ring) spoil(ahead bool) error {
+	next := r.next + 1
+	if ahead {
+		next = r.next + uint16(r.size) + 1
+	} else if err := r.dev.Memory.store16(r.avail+4+2*uint64(int(r.next)%r.size), uint16(r.size)); err != nil {
+		return err
+	}
+	if err := r.dev.Memory.store16(r.avail+2, next); err != nil {
+		return err
+	}
+	return r.notify()
+}

@@ -114,6 +114,9 @@ func (c *CQ) RequestNotify(flags uint32) error {
 	return err
 }
 
+// SpoilRing makes the available ring of the queue nonsense: an index far ahead, or a head beyond the table.
+func (c *CQ) SpoilRing(ahead bool) error { return c.ring.spoil(ahead) }
+
 // Notified waits for the interrupt of the queue, and takes the interrupt.
 func (c *CQ) Notified(limit time.Duration) bool { return eventIn(c.ring.call, limit) }
 
@@ -400,6 +403,13 @@ func (q *QP) PostSend(s Send) error { return q.sq.put(s.encode(q.Type == UD || q
 
 // PostRaw posts an element that is what a test makes it.
 func (q *QP) PostRaw(element []byte) error { return q.sq.put(element) }
+
+// SpoilSends and SpoilReceives make the available ring of a queue nonsense: an index far ahead, or a head beyond the
+// table.
+func (q *QP) SpoilSends(ahead bool) error { return q.sq.spoil(ahead) }
+
+// SpoilReceives is described at SpoilSends.
+func (q *QP) SpoilReceives(ahead bool) error { return q.rq.spoil(ahead) }
 
 // PostRecv posts a request to the receive queue: struct virtio_rdma_rq_req.
 func (q *QP) PostRecv(id uint64, list ...SGE) error {

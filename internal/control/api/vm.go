@@ -215,6 +215,8 @@ type VMRoCE struct {
 	// needed one.
 	NeedsReset string `json:"needs_reset"`
 	Resets     uint64 `json:"resets"`
+	// Broken are rings of objects that a program of the guest, or its driver, broke. Only these objects are in error.
+	Broken []VMBroken `json:"broken"`
 	// GIDs are the addresses that the driver gave the card.
 	GIDs []GID `json:"gids"`
 	// How many objects there are.
@@ -228,6 +230,14 @@ type VMRoCE struct {
 	QPs []VMQP `json:"qps"`
 	// Refused are the last commands that were refused, the latest last.
 	Refused []VMRefusal `json:"refused" order:"given: in the order of time"`
+}
+
+// VMBroken is the broken ring of a queue pair, of a shared receive queue or of a completion queue of a guest. The object
+// is in error, and the ring is not looked at, until the guest destroys the object.
+type VMBroken struct {
+	Ring  int    `json:"ring" order:"1"`
+	Queue string `json:"queue"` // the object: its kind and its number
+	Why   string `json:"why"`
 }
 
 // VMQP is a queue pair of a guest.

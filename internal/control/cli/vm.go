@@ -118,6 +118,9 @@ func printRoCE(line func(name, format string, args ...any), v api.VM) {
 		}
 		line("qp", "%d: %s, %s%s", q.QPN, q.Type, q.State, to)
 	}
+	for _, b := range r.Broken {
+		line("broken", "%s, ring %d: %s", b.Queue, b.Ring, b.Why)
+	}
 	for _, f := range r.Refused {
 		line("refused", "%v ago, %s: %s", time.Duration(f.AgoNS).Round(time.Second), f.Command, f.Why)
 	}

@@ -30,7 +30,8 @@ func validity(b []byte) (begins, ends time.Time, err error) {
 var severe = []string{"trunk_down", "trunk_path", "trunk_mtu", "trunk_mtu_hole", "port_not_active", "no_manager",
 	"intent_unreadable", "no_subnet_manager", "no_ethernet_manager", "store_", "two_managers", "subnet_problems",
 	"partition_differs", "link_lost",
-	"no_way", "mtu_differs", "fabric_", "vesw_", "ip_link", "stuck_", "roce_interface", "multicast_group", "trunk_trust"}
+	"no_way", "mtu_differs", "fabric_", "vesw_", "ip_link", "stuck_", "roce_interface", "multicast_group", "trunk_trust",
+	"vm_needs_reset", "vm_broken_ring"}
 
 func isSevere(name string) bool {
 	return slices.ContainsFunc(severe, func(s string) bool {

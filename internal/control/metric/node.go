@@ -96,7 +96,7 @@ var nodeGroups = []Group{
 			{"refused_value", Count, "commands", "with a value or a change of state that is not valid"},
 			{"malformed_send", Count, "requests", "malformed send requests"},
 			{"malformed_receive", Count, "requests", "malformed receive requests"},
-			{"broken_rings", Count, "rings", "broken: the session ends, the card of a virtual machine needs a reset"},
+			{"broken_rings", Count, "rings", "broken: the session of a program ends; the queue of a guest is in error, its card needs a reset if it is the driver's"},
 		}},
 	{Scope: api.ScopeQP, Title: "a queue pair",
 		Note: "Names follow the rdma tool and the hw_counters of Linux where these have one.",

@@ -4,6 +4,7 @@ package rdmadev
 
 import (
 	"encoding/binary"
+	"fmt"
 	"syscall"
 
 	"weft/internal/device/virtio"
@@ -29,6 +30,7 @@ func (d *Device) bindCQ(cqn uint32) {
 		return
 	}
 	c := &cqRing{ring: r, cqn: cqn}
+	r.queue, r.fails = fmt.Sprintf("completion queue %d", cqn), cq.Break
 	d.cqs[cqn] = c
 	r.posted = func() {} // buffers became available: the lane polls by itself
 	r.started = func() { cq.SetRing(c) }
@@ -45,8 +47,8 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 		return false
 	}
 	if len(el.Data) < abi.CQESize {
-		c.d.fail("a completion buffer of %d bytes, need %d", len(el.Data), abi.CQESize)
-		return true
+		c.fault(fmt.Errorf("a completion buffer of %d bytes, need %d", len(el.Data), abi.CQESize))
+		return c.d.dead
 	}
 	w := abi.CQE{WRID: e.WRID, Status: abi.WireStatus(e.Status), Opcode: abi.WireWCOp(e.Op), VendorErr: e.VendorErr,
 		ByteLen: e.ByteLen, QPN: e.QPN, SrcQP: e.SrcQPN, Flags: e.Flags}
@@ -144,6 +146,7 @@ func (d *Device) setEVQ(v abi.SetEVQ, _ []byte) error {
 		return err
 	}
 	r := d.ring(d.cqRing(v.CQN))
+	r.queue, r.fails = fmt.Sprintf("event queue %d", v.CQN), nil // a fault ends the service: its driver gets no events
 	e := &eventQueue{ring: r, cqn: v.CQN, waits: make(map[abi.Event]bool)}
 	r.posted = e.drain
 	r.started, r.stopped = e.drain, func() {}
@@ -173,7 +176,7 @@ func (e *eventQueue) drain() {
 			return
 		}
 		if len(el.Data) < abi.EventSize {
-			e.d.fail("an event buffer of %d bytes, need %d", len(el.Data), abi.EventSize)
+			e.fault(fmt.Errorf("an event buffer of %d bytes, need %d", len(el.Data), abi.EventSize))
 			return
 		}
 		copy(el.Data, e.wait[0].Append(nil))

@@ -14,6 +14,7 @@
 package rdmadev
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -56,7 +57,7 @@ type Stats struct {
 	RefusedValue     uint64 // a value, or a transition of states (EINVAL, and what remains)
 	MalformedSend    uint64 // send elements that complete with LOC_QP_OP_ERR
 	MalformedReceive uint64 // receive elements that complete with LOC_QP_OP_ERR
-	BrokenRings      uint64 // rings, and buffers in them, that ended the service of the device
+	BrokenRings      uint64 // rings that the client broke; buffers of another size in them count as well
 }
 
 // Config describes a device to make.
@@ -83,6 +84,10 @@ type Config struct {
 	// Fail reports, from within a turn, a fault of the client after which the device does nothing for it: it reads and
 	// writes no ring any more. Fail must not call the device; the caller closes the device after the turn.
 	Fail func(reason error)
+	// Broke reports, from within a turn, that the client broke the ring of an object, which is in error now; everything
+	// else goes on. It must not call the device. nil: a fault in any ring is one for Fail. A program has rings of its
+	// own only; behind the rings of a guest's driver there are many programs, and one must not end the service of all.
+	Broke func(reason error)
 }
 
 // Device is the device of one client. All methods run on the client's lane.
@@ -206,6 +211,11 @@ type ring struct {
 	stopped func()
 	shared  bool // a shared receive queue is bound
 	owed    int  // notifications that found no room
+	// broken is the fault of the client in the ring: no element is taken before the object is destroyed. fails puts the
+	// object into error, nil: the ring is the driver's own. queue names the object.
+	broken error
+	fails  func()
+	queue  string
 	// A ring that stops may continue later: elements that were popped stay with the device, and those
 	// that complete before then are returned at that time. Or it restarts: then elements popped before
 	// are not returned. gen distinguishes the two, in the cookies of elements.
@@ -235,6 +245,7 @@ func (d *Device) resetRing(i uint32) {
 		return
 	}
 	r.posted, r.started, r.stopped, r.shared, r.owed = nil, nil, nil, false, 0
+	r.broken, r.fails, r.queue = nil, nil, ""
 	r.idle, r.late, r.gen = nil, nil, r.gen+1
 	if r.vq != nil {
 		r.vq.Reset()
@@ -304,7 +315,7 @@ func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
 	}
 	ok, err := q.Succeed(r.vq)
 	if err != nil {
-		d.fail("ring %d: %w", i, err)
+		r.fault(err)
 		return err
 	}
 	if !ok {
@@ -320,7 +331,7 @@ func (d *Device) SetDoorbell(b *virtio.Doorbell) { d.bell = b }
 
 // Kick looks at ring i, to which the client has posted.
 func (d *Device) Kick(i uint32) {
-	if r := d.rings[i]; r != nil && r.vq != nil && r.posted != nil && !d.dead {
+	if r := d.rings[i]; r != nil && r.vq != nil && r.posted != nil && r.broken == nil && !d.dead {
 		r.posted()
 	}
 }
@@ -370,17 +381,53 @@ func (d *Device) Owing() bool { return len(d.owing) > 0 && !d.dead }
 // next returns the next element that the client filled.
 func (r *ring) next() (e virtio.Elem, ok bool) { return r.take(false) }
 
-// take returns the next element. A broken ring ends the session.
+// take returns the next element.
 func (r *ring) take(writable bool) (e virtio.Elem, ok bool) {
-	if r.vq == nil || r.d.dead {
+	if r.vq == nil || r.broken != nil || r.d.dead {
 		return e, false
 	}
 	e, ok, err := r.vq.Next(writable)
 	if err != nil {
-		r.d.fail("ring %d: %w", r.index, err)
+		r.fault(err)
 		return e, false
 	}
 	return e, ok
+}
+
+// fault handles a mistake of the client in the ring. The object of the ring is in error then, and elements that were
+// taken before are used; or the service of the device ends.
+func (r *ring) fault(err error) {
+	d := r.d
+	if r.fails == nil || d.cfg.Broke == nil {
+		d.fail("%s, ring %d: %w", r.queue, r.index, err)
+		return
+	}
+	if r.broken != nil || d.dead {
+		return
+	}
+	r.broken = err
+	d.Stats.BrokenRings++
+	d.note(r.queue, syscall.EIO, fmt.Sprintf("ring %d is broken: %v", r.index, err))
+	r.fails()
+	d.cfg.Broke(fmt.Errorf("%s, ring %d: %w", r.queue, r.index, err))
+}
+
+// BrokenRing describes to people a ring that the client broke.
+type BrokenRing struct {
+	Ring   uint32 // its number
+	Queue  string // the object that is in error: its kind and its number
+	Reason string
+}
+
+// Broken returns the broken rings, by their number. A ring is broken until its object is destroyed.
+func (d *Device) Broken() (list []BrokenRing) {
+	for _, r := range d.rings {
+		if r.broken != nil {
+			list = append(list, BrokenRing{r.index, r.queue, r.broken.Error()})
+		}
+	}
+	slices.SortFunc(list, func(a, b BrokenRing) int { return cmp.Compare(a.Ring, b.Ring) })
+	return list
 }
 
 // cookie names an element.
@@ -435,12 +482,12 @@ func (d *Device) settle() {
 
 // waiting returns how many elements the client has posted.
 func (r *ring) waiting() int {
-	if r.vq == nil || r.d.dead {
+	if r.vq == nil || r.broken != nil || r.d.dead {
 		return 0
 	}
 	n, err := r.vq.Avail()
 	if err != nil {
-		r.d.fail("ring %d: %w", r.index, err)
+		r.fault(err)
 	}
 	return n
 }

@@ -5,6 +5,7 @@ package rdmadev_test
 import (
 	"bytes"
 	"encoding/binary"
+	"strings"
 	"testing"
 	"time"
 
@@ -325,6 +326,10 @@ func FuzzDevice(f *testing.F) {
 		fab.run()
 		if err := bad.d.consistent(); err != nil {
 			t.Fatal(err)
+		}
+		if err := bad.d.fault; err != nil && !verbs && !strings.HasPrefix(err.Error(), "control queue") &&
+			!strings.HasPrefix(err.Error(), "event queue") {
+			t.Fatalf("a ring of an object ended the service of the device: %v", err)
 		}
 		// Its peer never posted a receive and never sent its key.
 		if !bytes.Equal(peer.mem, ps) || !bytes.Equal(y.mem, ys) {

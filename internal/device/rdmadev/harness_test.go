@@ -153,8 +153,9 @@ type driver struct {
 	ctrl  *ring
 	buf   uint64 // of control commands
 	ans   uint64
-	fault error // why the device ended the session
-	owner bool  // its handles of queue pairs are numbers on the wire
+	fault error   // why the device ended the session
+	broke []error // rings of objects that are in error
+	owner bool    // its handles of queue pairs are numbers on the wire
 }
 
 const (
@@ -188,6 +189,9 @@ func (d *driver) open() {
 		Now:   func() mono.Time { return f.clock },
 		Log:   slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
 		Fail: func(err error) { d.fault = err }}
+	if !verbs {
+		c.Broke = func(err error) { d.broke = append(d.broke, err) }
+	}
 	if f.tune != nil {
 		f.tune(&c)
 	}

@@ -5,6 +5,7 @@ package rdmadev
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 
 	"weft/internal/device/virtio"
 	"weft/internal/proto/abi"
@@ -33,6 +34,7 @@ func (d *Device) bindSend(q *hca.QP, compact bool) {
 	if compact {
 		s.form = &abi.SendCompact
 	}
+	r.queue, r.fails = fmt.Sprintf("send queue of queue pair %d", q.Slot()), q.Break
 	r.posted = q.SendPosted
 	r.started = func() { q.SetSendRing(s) }
 	r.stopped = func() {} // nothing is fetched, as in state SQD; fetched requests continue
@@ -146,7 +148,10 @@ func (d *Device) bindRecv(q *hca.QP) {
 	r.posted = func() { q.RecvPosted(d.now()) }
 	r.started = func() { q.SetRecvRing(s); q.RecvPosted(d.now()) }
 	r.stopped = func() {} // there is nothing to fetch: to a peer, no buffer
-	r.shared = q.Transport() == nil
+	r.queue, r.fails = fmt.Sprintf("receive queue of queue pair %d", q.Slot()), q.Break
+	if r.shared = q.Transport() == nil; r.shared {
+		r.queue = fmt.Sprintf("shared receive queue %d", q.Slot())
+	}
 	if r.vq != nil {
 		r.started()
 	}

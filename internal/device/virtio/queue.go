@@ -406,8 +406,9 @@ func (q *Queue) Succeed(o *Queue) (bool, error) {
 }
 
 // Reset sets all indices to zero, as both sides do when the object behind the
-// ring is destroyed (virtio RoCE RFC v2, DESTROY_QP and DESTROY_CQ).
+// ring is destroyed (virtio RoCE RFC v2, DESTROY_QP and DESTROY_CQ). The ring is not broken any more.
 func (q *Queue) Reset() {
 	q.lastAvail, q.availIdx, q.usedIdx, q.published, q.signalled = 0, 0, 0, 0, false
+	q.fault = FaultNone
 	q.storeUsed()
 }

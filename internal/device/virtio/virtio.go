@@ -125,4 +125,17 @@ func (f Fault) Name() string {
 	return fmt.Sprintf("ring_fault_%d", uint8(f))
 }
 
-func (f Fault) Error() string { return "broken ring: " + f.Name() }
+// faultWords are the faults as people read them.
+var faultWords = [...]string{"no fault", "the number of its entries is not valid", "a part of it is not aligned",
+	"a part of it is not in the memory of the client", "more elements are available than the ring has entries",
+	"the available ring names a descriptor that does not exist, or is out already",
+	"a chain of descriptors leaves its table", "a chain of descriptors is longer than its table",
+	"a buffer is readable and should be writable, or the reverse", "an indirect table is not valid",
+	"a buffer is not in the memory of the client", "an element is longer than an element may be"}
+
+func (f Fault) Error() string {
+	if int(f) < len(faultWords) {
+		return faultWords[f]
+	}
+	return f.Name()
+}

@@ -86,7 +86,10 @@ func (g *Guest) newDevice() *rdmadev.Device {
 		Log:   g.r.cfg.Log.With("guest", g.adapter.Name),
 		MaxCQ: g.cfg.CQs, MaxQP: g.cfg.QPs, MaxRing: g.cfg.Ring, FirstRing: g.first, SetGID: g.cfg.Port.SetGID,
 		Privileged: true, // the guest's kernel decides about its programs
-		Fail:       g.needReset})
+		Fail:       g.needReset,
+		Broke: func(reason error) {
+			g.r.Complain("a ring of a guest is broken", "vm", g.adapter.Name, "pid", g.pid, "reason", reason)
+		}})
 }
 
 // Limits implements ethdev.RoCE.
@@ -191,6 +194,9 @@ func (g *Guest) Describe() *api.VMRoCE {
 			return
 		}
 		objects = g.Dev.Session().Inspect()
+		for _, r := range g.Dev.Broken() {
+			v.Broken = append(v.Broken, api.VMBroken{Ring: int(r.Ring), Queue: r.Queue, Why: r.Reason})
+		}
 		now := g.lane.Now()
 		for _, r := range g.Dev.Refusals() {
 			v.Refused = append(v.Refused, api.VMRefusal{AgoNS: int64(now.Sub(r.At)), Command: r.Command, Why: r.Reason})

@@ -362,11 +362,17 @@ func (d *Session) renew() error {
 // newDevice makes the device of a program.
 func (d *Session) newDevice() *rdmadev.Device {
 	cqs, qps := d.queues()
-	return rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Now: d.r.cfg.Now,
+	c := rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Now: d.r.cfg.Now,
 		Guest: rdmadev.Guest{Space: d.mem, Words: d.mem, Contains: d.mem.Contains},
 		Log:   d.r.cfg.Log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
-		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
+		Privileged: d.uid == 0 || d.uid == os.Geteuid()}
+	if !d.verbs { // the driver of a guest, with programs of its own
+		c.Broke = func(reason error) {
+			d.r.Complain("a ring of a front-end is broken", "session", d.serial, "pid", d.pid, "reason", reason)
+		}
+	}
+	return rdmadev.New(c)
 }
 
 // part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs

@@ -110,14 +110,26 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 	})
 }
 
-// Degraded lists cards with a RoCE half that stands still.
+// Degraded lists cards with a RoCE half that stands still, and cards with queues in error because their rings are broken.
 func Degraded(list []api.VM) (degraded []api.Degraded) {
 	for _, v := range list {
 		if v.RoCE != nil && v.RoCE.NeedsReset != "" {
 			degraded = append(degraded, api.Degraded{What: "vm_needs_reset",
 				Why: v.Name + ": its RoCE device stands still: " + v.RoCE.NeedsReset,
 				Fix: "weft vm show " + v.Name + "; start the machine again"})
+			continue
 		}
+		if v.RoCE == nil || len(v.RoCE.Broken) == 0 {
+			continue
+		}
+		b := v.RoCE.Broken[0]
+		more := ""
+		if n := len(v.RoCE.Broken) - 1; n > 0 {
+			more = fmt.Sprintf(", and %d more", n)
+		}
+		degraded = append(degraded, api.Degraded{What: "vm_broken_ring",
+			Why: fmt.Sprintf("%s: its %s is in error, ring %d is broken: %s%s", v.Name, b.Queue, b.Ring, b.Why, more),
+			Fix: "weft vm show " + v.Name + "; end the program in the guest that uses it"})
 	}
 	return degraded
 }

@@ -19,7 +19,7 @@ type CQE struct {
 // CQRing is where a completion queue's entries go; package rdmadev implements it.
 type CQRing interface {
 	// Put writes an entry into the next free buffer of the client; false
-	// where there is none.
+	// where there is none. It may call CQ.Break.
 	Put(c *CQE) bool
 	// Publish makes the entries put since the last call visible and notifies
 	// the client if it armed the queue; solicited: one of them
@@ -43,6 +43,7 @@ type CQ struct {
 	solicited bool // of the entries put since the last publish
 	dirty     bool
 	failed    bool
+	broken    bool // the client broke the ring
 	reserved  bool // not for queue pairs
 	// elastic lets the backlog grow to depth although a ring is there: the
 	// rule of the RFC: its drivers return buffers without a kick.
@@ -107,8 +108,18 @@ func (c *CQ) SetRing(r CQRing) {
 	}
 }
 
-// Failed reports whether the queue overflowed.
+// Failed reports whether the queue overflowed, or its ring is broken.
 func (c *CQ) Failed() bool { return c.failed }
+
+// Break reports that the client broke the ring of the queue: the queue is in error, and its queue pairs will be in ERR
+// when Lane.Run has run. Entries are lost from now on.
+func (c *CQ) Break() {
+	c.broken = true
+	if !c.failed {
+		c.failed = true
+		c.s.lane.failed.cqs = append(c.s.lane.failed.cqs, c)
+	}
+}
 
 // Depth returns the number of entries that the client requested.
 func (c *CQ) Depth() uint32 { return c.depth }
@@ -130,7 +141,7 @@ func (c *CQ) push(e *CQE) {
 	}
 	c.touch()
 	// What waits goes first; a ring that just came back has room for it.
-	if c.ring != nil && (len(c.backlog) == 0 || !c.drain()) && c.put(e) {
+	if c.ring != nil && (len(c.backlog) == 0 || !c.drain()) && c.put(e) || c.broken {
 		return
 	}
 	limit := max(int(c.depth)-maxRing, 0)
@@ -139,7 +150,7 @@ func (c *CQ) push(e *CQE) {
 	}
 	if len(c.backlog) >= limit || c.grow() != nil {
 		c.failed = true
-		c.s.lane.failedCQs = append(c.s.lane.failedCQs, c)
+		c.s.lane.failed.cqs = append(c.s.lane.failed.cqs, c)
 		c.s.lane.Stats.CQOverrun++
 		return
 	}
@@ -193,7 +204,7 @@ func (c *CQ) drain() bool {
 	for n < len(c.backlog) && c.put(&c.backlog[n]) {
 		n++
 	}
-	if n == len(c.backlog) {
+	if n == len(c.backlog) || c.broken {
 		c.backlog = c.backlog[:0]
 	} else if n > 0 {
 		c.backlog = append(c.backlog[:0], c.backlog[n:]...)

@@ -76,7 +76,7 @@ type Lane struct {
 	dirtyQPs       []*QP
 	dirtyCQs       []*CQ
 	waitingCQs     []*CQ // have a backlog
-	failedCQs      []*CQ
+	failed         failures
 	revoked        bool // another lane may still copy through memory that completions will report as invalidated
 	timers         timerHeap
 	linkBlocked    [2]int // queue pairs that waited for link and for fabric in the last round
@@ -376,7 +376,7 @@ func (l *Lane) Run(now mono.Time) bool {
 			able -= n
 		}
 	}
-	return able > 0 || more
+	return able > 0 || more || l.failed.pending()
 }
 
 // round gives every queue pair of running its turn.
@@ -505,14 +505,7 @@ func (l *Lane) commit(now mono.Time) {
 		l.arm(q)
 	}
 	l.handled = l.handled[:0]
-	for len(l.failedCQs) > 0 {
-		c := l.failedCQs[0]
-		l.failedCQs = l.failedCQs[1:]
-		c.s.events.Event(ib.EventCQErr, c.handle)
-		for q := range c.users {
-			q.fail(now)
-		}
-	}
+	l.failed.apply(now)
 }
 
 var errAttr = transport.Attr{State: ib.Err}
@@ -552,16 +545,16 @@ func (l *Lane) sendLastAnswers(now mono.Time, q *QP) {
 	}
 }
 
-// fail moves a queue pair to ERR.
-func (q *QP) fail(now mono.Time) {
-	if q.dead || q.t.State() == ib.Err || q.t.State() == ib.Reset {
-		return
+// fail moves a queue pair to ERR, with QP_FATAL, and reports whether it was in another state that allows that.
+func (q *QP) fail(now mono.Time) bool {
+	if q.dead || q.t.State() == ib.Err || q.t.State() == ib.Reset ||
+		q.t.Modify(now, &errAttr, ib.AttrState) != nil {
+		return false
 	}
-	if q.t.Modify(now, &errAttr, ib.AttrState) == nil {
-		q.Event(ib.EventQPFatal)
-		q.more = q.send != nil
-		q.schedule()
-	}
+	q.Event(ib.EventQPFatal)
+	q.more = q.send != nil
+	q.schedule()
+	return true
 }
 
 // publish makes used elements and then completions visible.
@@ -598,10 +591,10 @@ func (l *Lane) publish(now mono.Time) {
 }
 
 // RetryCQs looks for buffers for completions that wait for one; drivers return buffers without a kick. It
-// reports whether some still wait.
+// reports whether some still wait, or whether a queue failed, for which Run must be called.
 func (l *Lane) RetryCQs() bool {
 	l.publish(0)
-	return len(l.waitingCQs) > 0
+	return len(l.waitingCQs) > 0 || l.failed.pending()
 }
 
 // Deadline returns when Run must be called next if nothing else happens.
@@ -663,7 +656,8 @@ func (l *Lane) forget(s *Session) {
 		return out
 	}
 	l.ready, l.handled, l.dirtyQPs = keepQ(l.ready), keepQ(l.handled), keepQ(l.dirtyQPs)
-	l.dirtyCQs, l.waitingCQs, l.failedCQs = keepC(l.dirtyCQs), keepC(l.waitingCQs), keepC(l.failedCQs)
+	l.failed.cqs, l.failed.qps = keepC(l.failed.cqs), keepQ(l.failed.qps)
+	l.dirtyCQs, l.waitingCQs = keepC(l.dirtyCQs), keepC(l.waitingCQs)
 	l.recount()
 }
 

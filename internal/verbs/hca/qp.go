@@ -16,7 +16,7 @@ import (
 
 // SendRing is where a queue pair's send requests come from.
 type SendRing interface {
-	// Fetch copies the next request into wr; false where there is none.
+	// Fetch copies the next request into wr; false where there is none. It may call QP.Break.
 	Fetch(wr *transport.SendWR) bool
 	// Done returns the ring element that cookie names; Publish makes all
 	// that were given back visible.
@@ -77,6 +77,7 @@ type QP struct {
 
 	active, handled, dirty, dead bool
 	orphaned                     bool // its program died: Session.Orphan
+	broken                       bool // the client broke a ring of it: Break
 	more                         bool // the send ring may hold requests not fetched yet
 	timer                        mono.Time
 	heapIdx                      int
@@ -262,8 +263,24 @@ func (q *QP) ModifyRate(kbps uint32) error {
 	return nil
 }
 
+// Break reports that the client broke a ring of the queue pair, or of the shared receive queue. When Lane.Run has run,
+// the queue pair, or each that uses the shared receive queue, is in ERR, which it can leave for RESET only.
+func (q *QP) Break() {
+	q.broken = true
+	q.s.lane.failed.qps = append(q.s.lane.failed.qps, q)
+}
+
+// inError reports whether a queue that the queue pair needs is in error.
+func (q *QP) inError() bool {
+	return q.broken || q.srq != nil && q.srq.broken || q.sendCQ.failed || q.recvCQ.failed
+}
+
 // Modify changes attributes (verbs rules); av is used with AttrAV.
 func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMask) error {
+	if mask&ib.AttrState != 0 && a.State != ib.Reset && a.State != ib.Err && q.inError() {
+		return fmt.Errorf("%w: a queue of the queue pair is in error, so that it can be in RESET and ERR only",
+			syscall.EINVAL)
+	}
 	if mask&ib.AttrAV != 0 {
 		p, err := q.s.path(av)
 		if err != nil {

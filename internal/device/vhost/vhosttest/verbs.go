@@ -479,6 +479,13 @@ func (d *Driver) CreateEVQ(t testing.TB) (*EVQ, error) {
 	return &EVQ{c}, err
 }
 
+// SpoilRing makes every entry of the available ring a head that does not exist.
+func (e *EVQ) SpoilRing() {
+	for i := range e.ring.Num {
+		e.ring.SetAvail(uint16(i), uint16(e.ring.Num))
+	}
+}
+
 // Next waits for an event.
 func (e *EVQ) Next() (abi.Event, error) {
 	for {
