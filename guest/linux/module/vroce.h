@@ -11,13 +11,18 @@
 #ifndef VROCE_H
 #define VROCE_H
 
-#include <linux/interrupt.h>
 #include <linux/netdevice.h>
 #include <linux/virtio.h>
 #include <linux/virtio_ring.h>
+#include <linux/workqueue.h>
 
 struct scatterlist;
+struct vroce_control;
+struct vroce_ethernet;
 struct vroce_verbs;
+
+/* The feature bit of a card with a RoCE half, VIRTIO_NET_F_ROCE. */
+#define VROCE_F_ROCE 55
 
 /*
  * A ring of an RDMA queue. The virtio core has made its memory and told the
@@ -28,6 +33,7 @@ struct vroce_ring {
 	struct virtqueue *vq;
 	struct vring vr;        /* desc, avail, used; vr.num entries */
 	u16 queue;              /* number of the virtqueue */
+	bool interrupts;        /* the driver has a callback for it */
 	bool mappable;          /* the descriptor table has no page in common with the rest */
 	phys_addr_t door;       /* where the doorbell is, 0 if it cannot be mapped */
 	u16 avail_idx;          /* next position to make available (kernel's queues only) */
@@ -38,21 +44,41 @@ struct vroce_ring {
  * struct vroce_card - one virtio network device with a RoCE half
  *
  * Lives from probe to remove of the driver. The rings exist from the find_vqs of
- * the Ethernet half's driver to its reset; verbs is not NULL within that time.
+ * the Ethernet half's driver to its reset; verbs is not NULL only within that
+ * time.
  */
 struct vroce_card {
 	struct virtio_device *vdev;
-	u32 max_qps;            /* rings of queue pairs: numbers 0 to max_qps - 1 */
+	u32 max_qps;            /* queue pairs with rings: numbers 0 to max_qps - 1 */
 	u32 max_cqs;            /* rings of completion queues */
+	u32 first_cq_queue;     /* number of the virtqueue of completion queue 0 */
+	struct vroce_ring *rings; /* all of them, in the order of their numbers */
 	struct vroce_ring *cq;  /* [max_cqs] */
-	struct vroce_ring *sq;  /* [max_qps] */
-	struct vroce_ring *rq;  /* [max_qps] */
+	struct vroce_ring *qp;  /* [2 * max_qps]: send and receive ring of each */
+	struct delayed_work ring_guard;
 	bool event_idx;         /* VIRTIO_RING_F_EVENT_IDX is negotiated */
-	bool broken;            /* the device answers no more; set once, never cleared before the reset */
+	bool errno_acks;        /* ERRNO_ACK is enabled; set by verbs.c */
+	bool broken;            /* the device works no more; until its reset */
 	struct vroce_ethernet *ethernet;
 	struct vroce_control *control;
 	struct vroce_verbs *verbs;
+	struct work_struct config_work;
 };
+
+static inline struct vroce_ring *vroce_send_ring(struct vroce_card *card, u32 qpn)
+{
+	return &card->qp[2 * qpn];
+}
+
+static inline struct vroce_ring *vroce_recv_ring(struct vroce_card *card, u32 qpn)
+{
+	return &card->qp[2 * qpn + 1];
+}
+
+/* ---- main.c ---- */
+
+/* Reports in the log why the card is of no use, once, and lets all that waits for it fail. Any context. */
+void vroce_break(struct vroce_card *card, const char *why);
 
 /* ---- control.c ---- */
 
@@ -60,8 +86,7 @@ struct vroce_card {
  * Executes a command of class 6. request is request_length octets behind class
  * and command; list, which may be NULL, is list_count further entries of
  * device-readable data. On success the device wrote result_length octets to
- * result. Neither may be on the stack if VMAP_STACK is on: the function copies
- * both. Any context if atomic is true (it spins then), else process context.
+ * result. Any context if atomic is true (it spins then), else process context.
  *
  * Returns 0; the errno of the refusal, negative (-EINVAL if the device has no
  * ERRNO_ACK); -EIO if the device is broken or answered what it must not;
@@ -71,12 +96,49 @@ int vroce_command(struct vroce_card *card, u8 command, const void *request, size
 		  struct scatterlist *list, unsigned int list_count,
 		  void *result, size_t result_length, bool atomic);
 
+/* A part of a command's chain, in memory of the kernel. */
+struct iov_part {
+	void *start;
+	u32 length;
+};
+
+int vroce_control_init(struct vroce_card *card);
+void vroce_control_start(struct vroce_card *card, struct virtqueue *vq);
+void vroce_control_stop(struct vroce_card *card);
+void vroce_control_interrupt(struct virtqueue *vq);
+u32 vroce_control_forward(struct vroce_card *card, struct iov_part *out, unsigned int outs,
+			  struct iov_part *in, unsigned int ins);
+
 /* ---- ring.c ---- */
 
 /* Empties a ring whose queue the device has destroyed, or not created yet: indices 0, descriptors 0. */
 void vroce_ring_reset(struct vroce_card *card, struct vroce_ring *ring);
 /* Rings the doorbell if the device wants it. old is avail_idx before the new entries. Any context. */
 void vroce_ring_kick(struct vroce_card *card, struct vroce_ring *ring, u16 old);
+
+/* A part of the memory of a PCI device. */
+struct vroce_region {
+	phys_addr_t start;
+	u32 length;
+};
+
+void vroce_rings_init(struct vroce_card *card);
+int vroce_rings_start(struct vroce_card *card, struct virtqueue **vqs);
+void vroce_rings_stop(struct vroce_card *card);
+void vroce_ring_any_interrupt(struct virtqueue *vq);
+void vroce_ring_cq_interrupt(struct virtqueue *vq);
+u32 vroce_config_length(struct virtio_device *vdev);
+
+/* ---- ethernet.c ---- */
+
+int vroce_ethernet_module_init(void);
+void vroce_ethernet_module_exit(void);
+int vroce_ethernet_add(struct vroce_card *card);
+void vroce_ethernet_remove(struct vroce_card *card);
+void vroce_ethernet_break(struct vroce_card *card);
+void vroce_ethernet_config_changed(struct vroce_card *card);
+int vroce_ethernet_freeze(struct vroce_card *card);
+int vroce_ethernet_restore(struct vroce_card *card);
 
 /* ---- verbs.c ---- */
 
@@ -88,9 +150,9 @@ int vroce_verbs_add(struct vroce_card *card, struct net_device *netdev);
  * may be broken.
  */
 void vroce_verbs_remove(struct vroce_card *card);
-/* An interrupt that may concern rings of completion queues. Hard interrupt context. */
-void vroce_verbs_interrupt(struct vroce_card *card);
-/* The configuration of the device changed, or it needs a reset. Process context. */
+/* The ring of completion queue number cq may have new completions. Hard interrupt context, or interrupts are off. */
+void vroce_verbs_interrupt(struct vroce_card *card, u32 cq);
+/* The configuration of the device changed. Process context. */
 void vroce_verbs_config_changed(struct vroce_card *card);
 
 #endif
