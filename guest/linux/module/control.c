@@ -256,7 +256,7 @@ void vroce_control_stop(struct vroce_card *card)
 	spin_unlock_irqrestore(&control->lock, flags);
 	if (!vq)
 		return;
-	/* Answers that came too late, then commands without an answer. Nobody waits for either. */
+	/* Answers that came too late, then commands without an answer. No caller waits for either. */
 	while ((c = virtqueue_get_buf(vq, &(unsigned int){0})))
 		kfree(c);
 	while ((c = virtqueue_detach_unused_buf(vq)))

@@ -46,6 +46,7 @@ struct vroce_ethernet {
 
 	spinlock_t netdev_lock;
 	struct net_device *netdev;      /* virtio_net's, while it is registered */
+	bool link_up;                   /* as the RDMA half was last told */
 	struct mutex verbs_lock;        /* of adding and removing the RDMA half */
 	struct work_struct verbs_work;
 };
@@ -59,13 +60,29 @@ static struct vroce_ethernet *to_ethernet(struct virtio_device *vdev)
 
 /* ---- the RDMA half, which needs a running card and a network interface ---- */
 
+/* Adds the RDMA half, or tells it that the link came or went. */
+static void add_verbs(struct vroce_ethernet *eth, struct net_device *netdev)
+{
+	struct vroce_card *card = eth->card;
+	bool up = netif_running(netdev) && netif_carrier_ok(netdev);
+	int err;
+
+	if (!card->verbs) {
+		err = vroce_verbs_add(card, netdev);
+		if (err)
+			dev_err(&card->vdev->dev, "cannot make an RDMA device: error %d\n", err);
+	} else if (up != eth->link_up) {
+		vroce_verbs_link_changed(card, up);
+	}
+	eth->link_up = up;
+}
+
 static void update_verbs(struct work_struct *work)
 {
 	struct vroce_ethernet *eth = container_of(work, struct vroce_ethernet, verbs_work);
 	struct vroce_card *card = eth->card;
 	struct net_device *netdev;
 	unsigned long flags;
-	int err;
 
 	mutex_lock(&eth->verbs_lock);
 	spin_lock_irqsave(&eth->netdev_lock, flags);
@@ -74,15 +91,12 @@ static void update_verbs(struct work_struct *work)
 		dev_hold(netdev);
 	spin_unlock_irqrestore(&eth->netdev_lock, flags);
 
-	if (!netdev) {
-		vroce_verbs_remove(card);
-	} else if (!card->verbs) {
-		err = vroce_verbs_add(card, netdev);
-		if (err)
-			dev_err(&card->vdev->dev, "cannot make an RDMA device: error %d\n", err);
-	}
-	if (netdev)
+	if (netdev) {
+		add_verbs(eth, netdev);
 		dev_put(netdev);
+	} else {
+		vroce_verbs_remove(card);
+	}
 	mutex_unlock(&eth->verbs_lock);
 }
 
@@ -96,12 +110,18 @@ static int netdev_event(struct notifier_block *nb, unsigned long event, void *in
 	    dev_to_virtio(netdev->dev.parent)->config != &ethernet_ops)
 		return NOTIFY_DONE;
 	eth = to_ethernet(dev_to_virtio(netdev->dev.parent));
-	if (event != NETDEV_REGISTER && event != NETDEV_UNREGISTER)
-		return NOTIFY_DONE;
-	spin_lock_irqsave(&eth->netdev_lock, flags);
-	eth->netdev = event == NETDEV_REGISTER ? netdev : NULL;
-	spin_unlock_irqrestore(&eth->netdev_lock, flags);
-	queue_work(system_long_wq, &eth->verbs_work);
+	switch (event) {
+	case NETDEV_REGISTER:
+	case NETDEV_UNREGISTER:
+		spin_lock_irqsave(&eth->netdev_lock, flags);
+		eth->netdev = event == NETDEV_REGISTER ? netdev : NULL;
+		spin_unlock_irqrestore(&eth->netdev_lock, flags);
+		fallthrough;
+	case NETDEV_UP:
+	case NETDEV_DOWN:
+	case NETDEV_CHANGE:
+		queue_work(system_long_wq, &eth->verbs_work);
+	}
 	return NOTIFY_DONE;
 }
 
@@ -361,6 +381,7 @@ static void ethernet_reset(struct virtio_device *vdev)
 	vroce_verbs_remove(card);
 	mutex_unlock(&eth->verbs_lock);
 	virtio_reset_device(card->vdev);
+	vroce_verbs_after_reset(card);
 	vroce_control_stop(card);
 	vroce_rings_stop(card);
 }

@@ -69,7 +69,6 @@ static void config_changed_later(struct work_struct *work)
 
 	if (card->vdev->config->get_status(card->vdev) & VIRTIO_CONFIG_S_NEEDS_RESET)
 		vroce_break(card, "the device needs a reset");
-	vroce_verbs_config_changed(card);
 }
 
 static int probe(struct virtio_device *vdev)
@@ -85,6 +84,7 @@ static int probe(struct virtio_device *vdev)
 	card->vdev = vdev;
 	card->max_qps = read_config(vdev, CONFIG_MAX_QPS);
 	card->max_cqs = read_config(vdev, CONFIG_MAX_CQS);
+	spin_lock_init(&card->verbs_lock);
 	vroce_rings_init(card);
 	INIT_WORK(&card->config_work, config_changed_later);
 	vdev->priv = card;

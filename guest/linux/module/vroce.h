@@ -19,6 +19,7 @@
 struct scatterlist;
 struct vroce_control;
 struct vroce_ethernet;
+struct vroce_orphan;
 struct vroce_verbs;
 
 /* The feature bit of a card with a RoCE half, VIRTIO_NET_F_ROCE. */
@@ -36,6 +37,7 @@ struct vroce_ring {
 	bool interrupts;        /* the driver has a callback for it */
 	bool mappable;          /* the descriptor table has no page in common with the rest */
 	phys_addr_t door;       /* where the doorbell is, 0 if it cannot be mapped */
+	atomic_t mapped;        /* mappings of programs, perhaps of a queue that is gone */
 	u16 avail_idx;          /* next position to make available (kernel's queues only) */
 	u16 last_used;          /* next position to look at (kernel's queues only) */
 };
@@ -62,6 +64,9 @@ struct vroce_card {
 	struct vroce_ethernet *ethernet;
 	struct vroce_control *control;
 	struct vroce_verbs *verbs;
+	struct vroce_verbs *dead_verbs; /* of a broken card, until its reset */
+	struct vroce_orphan *orphans;   /* memory that a broken card may still write */
+	spinlock_t verbs_lock;  /* of verbs, its completion queues, and orphans; interrupts are off */
 	struct work_struct config_work;
 };
 
@@ -152,7 +157,9 @@ int vroce_verbs_add(struct vroce_card *card, struct net_device *netdev);
 void vroce_verbs_remove(struct vroce_card *card);
 /* The ring of completion queue number cq may have new completions. Hard interrupt context, or interrupts are off. */
 void vroce_verbs_interrupt(struct vroce_card *card, u32 cq);
-/* The configuration of the device changed. Process context. */
-void vroce_verbs_config_changed(struct vroce_card *card);
+/* The card is reset, and writes to no memory any more. */
+void vroce_verbs_after_reset(struct vroce_card *card);
+/* The network interface's carrier came or went. Process context. */
+void vroce_verbs_link_changed(struct vroce_card *card, bool up);
 
 #endif

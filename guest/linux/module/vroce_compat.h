@@ -5,11 +5,17 @@
 #ifndef VROCE_COMPAT_H
 #define VROCE_COMPAT_H
 
+#include <linux/iommu.h>
 #include <linux/slab.h>
 #include <linux/version.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ring.h>
+#if __has_include(<rdma/iter.h>) /* ib_umem.h had its contents once, also in early releases of 6.1 */
+#include <rdma/iter.h>
+#endif
+#include <rdma/ib_umem.h>
+#include <rdma/uverbs_ioctl.h>
 
 /* How virtio_find_vqs is told of its queues: since 6.11 by one structure for each. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
@@ -91,6 +97,29 @@ static inline u64 vroce_features(const struct virtio_device *vdev)
 static inline void vroce_set_features(struct virtio_device *vdev, u64 features)
 {
 	vdev->features = features;
+}
+
+/* Since 6.11 create_cq gets the attributes of the call in place of the driver's part of them. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
+#define VROCE_DEFINE_CREATE_CQ(op, create) \
+	static int op(struct ib_cq *cq, const struct ib_cq_init_attr *attr, struct uverbs_attr_bundle *attrs) \
+	{ \
+		return attr->flags ? -EOPNOTSUPP : create(cq, attr->cqe, attrs ? &attrs->driver_udata : NULL); \
+	}
+#else
+#define VROCE_DEFINE_CREATE_CQ(op, create) \
+	static int op(struct ib_cq *cq, const struct ib_cq_init_attr *attr, struct ib_udata *udata) \
+	{ \
+		return attr->flags ? -EOPNOTSUPP : create(cq, attr->cqe, udata); \
+	}
+#endif
+
+/* Reports whether the addresses of a device behind an IOMMU differ from physical ones. */
+static inline bool vroce_iommu_translates(struct device *dev)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	return domain && domain->type != IOMMU_DOMAIN_IDENTITY;
 }
 
 #endif
