@@ -46,6 +46,9 @@ type Config struct {
 	Emulator []string
 	CPUs     int  // 0: one
 	Reboot   bool // a reboot is no end
+	// Drivers are the drivers that the guest loads before eth0 gets its addresses; nil: rdma_rxe. A guest with rdma_rxe
+	// has the device rxe0.
+	Drivers []string
 	// Incoming is the socket on which the guest waits for another that moves here; it answers only then.
 	Incoming string
 	MemMB    int               // memory
@@ -71,7 +74,7 @@ type Guest struct {
 	unread  atomic.Bool // a script was given up: what it prints would be taken for what the next one prints
 }
 
-// Start boots a guest and returns when its network and the device rxe0 are up.
+// Start boots a guest and returns when its network and its drivers are up.
 // The guest ends with Close, or when ctx does.
 func Start(ctx context.Context, c Config) (*Guest, error) {
 	if c.MAC == "" {
@@ -128,6 +131,10 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 			cmdline += " " + kv[0] + "=" + kv[1]
 		}
 	}
+	if c.Drivers == nil {
+		c.Drivers = []string{"rdma_rxe"}
+	}
+	cmdline += " drivers=" + strings.Join(c.Drivers, ",")
 	if c.MTU != 0 {
 		cmdline += " mtu=" + strconv.Itoa(c.MTU)
 	}

@@ -21,18 +21,24 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"sort"
 	"strings"
+	"time"
 )
 
 // Image is a bootable kernel and its root file system.
 type Image struct {
-	Kernel string // path of what QEMU boots
-	Initrd string // path of a newc archive
+	Kernel  string // path of what QEMU boots
+	Initrd  string // path of a newc archive
+	Release string // of the kernel, as uname -r prints it
+	Package string // version of the kernel's Debian package
 }
 
 // Kernel is the Debian package that depends on the newest kernel of a series.
@@ -65,7 +71,32 @@ var programs = []string{
 
 // modules are loaded by the guest's init, each after what it depends on. crc32_pclmul is not among them: the carry-less
 // multiplications of an emulated processor take longer than the tables of crc32_generic.
-var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth", "8021q"}
+var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_ucm", "veth", "8021q"}
+
+// drivers are modules that a guest loads by the command load, with what each depends on.
+var drivers = []string{"rdma_rxe"}
+
+// loadScript is the command load of the guest: it loads the drivers that its arguments name.
+const loadScript = `#!/bin/busybox sh
+for driver; do
+	while read -r m; do
+		name=${m##*/}; name=${name%.ko}
+		[ -e /sys/module/$name ] || insmod $m || { echo "load $driver: cannot load $name" >&2; exit 1; }
+	done </lib/modules/$driver.order || exit 1
+done
+`
+
+// networkScript is the command network of the guest: it gives eth0 its addresses, also after its driver was replaced.
+const networkScript = `#!/bin/busybox sh
+for a in $(cat /proc/cmdline); do case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac; done
+ip() { /sbin/ip "$@"; } # busybox's shell would take its own
+n=0; until [ -e /sys/class/net/eth0 ] || [ $n = 100 ]; do usleep 100000; n=$((n+1)); done
+ip link set lo up &&
+	{ [ -z "$MTU" ] || ip link set eth0 mtu $MTU; } &&
+	ip link set eth0 up &&
+	{ [ -z "$IP" ] || ip addr replace $IP dev eth0; } &&
+	{ [ -z "$IP6" ] || ip -6 addr replace $IP6 dev eth0 nodad; }
+`
 
 const initScript = `#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root
@@ -76,14 +107,10 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 mkdir -p /dev/shm; mount -t tmpfs tmpfs /dev/shm
 ulimit -l unlimited
 while read -r m; do insmod $m || echo "GUEST-FAIL insmod $m"; done </lib/modules/order
-for a in $(cat /proc/cmdline); do case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac; done
-{ ip link set lo up &&
-  { [ -z "$MTU" ] || ip link set eth0 mtu $MTU; } &&
-  ip link set eth0 up &&
-  { [ -z "$IP" ] || ip addr add $IP dev eth0; } &&
-  { [ -z "$IP6" ] || ip -6 addr add $IP6 dev eth0 nodad; }
-} || echo "GUEST-FAIL eth0"
-rdma link add rxe0 type rxe netdev eth0 || echo "GUEST-FAIL rxe0"
+for a in $(cat /proc/cmdline); do case $a in drivers=*) DRIVERS=$(echo ${a#drivers=} | tr , ' ');; esac; done
+load $DRIVERS || echo "GUEST-FAIL load $DRIVERS"
+network || echo "GUEST-FAIL eth0"
+case " $DRIVERS " in *" rdma_rxe "*) rdma link add rxe0 type rxe netdev eth0 || echo "GUEST-FAIL rxe0";; esac
 exec </dev/ttyS1 >/dev/ttyS1 2>&1
 stty raw -echo
 echo GUEST-READY
@@ -112,37 +139,85 @@ func Build(ctx context.Context, k Kernel) (Image, error) {
 	if err := install(ctx, packages); err != nil {
 		return Image{}, err
 	}
-	kdir, err := unpackKernel(ctx, k, cacheDir)
+	boot, err := unpackKernel(ctx, k, cacheDir)
 	if err != nil {
 		return Image{}, err
 	}
-	kernels, _ := filepath.Glob(filepath.Join(kdir, "boot", "vmlinuz-*"))
-	if len(kernels) != 1 {
-		return Image{}, fmt.Errorf("kernel in %s: %d boot images. fix: remove the directory", kdir, len(kernels))
+	return build(boot, cacheDir, contents{})
+}
+
+// contents is what an image has besides the kernel's modules and the programs of every image.
+type contents struct {
+	name     string            // of the image, part of its file's name
+	programs []string          // programs of the host
+	modules  []string          // modules that init loads
+	drivers  []string          // modules for the command load
+	built    map[string]string // modules that are not the kernel's: name -> file
+	files    map[string]string // path in the guest -> file of the host, an executable or a shared object with its libraries
+}
+
+// build makes the image of an unpacked kernel, unless it is there.
+func build(boot, cacheDir string, c contents) (Image, error) {
+	image := Image{}
+	var err error
+	if image.Release, image.Package, err = kernelVersion(boot); err != nil {
+		return Image{}, err
 	}
 	var a archive
-	if err := a.fill(kdir); err != nil {
+	if err := a.fill(filepath.Dir(filepath.Dir(boot)), c); err != nil {
 		return Image{}, fmt.Errorf("guest root: %w", err)
 	}
 	root := a.close()
 	sum := sha256.Sum256(root)
-	initrd := filepath.Join(cacheDir, "initrd-"+hex.EncodeToString(sum[:8]))
-	if _, err := os.Stat(initrd); errors.Is(err, fs.ErrNotExist) {
-		old, _ := filepath.Glob(filepath.Join(cacheDir, "initrd-*"))
-		for _, f := range old {
-			os.Remove(f)
-		}
-		if err := writeFile(initrd, root); err != nil {
+	image.Initrd = filepath.Join(cacheDir, "initrd-"+c.name+hex.EncodeToString(sum[:8]))
+	if err := retain(image.Initrd, filepath.Join(cacheDir, "initrd-*")); errors.Is(err, fs.ErrNotExist) {
+		err = writeFile(image.Initrd, root)
+		if err != nil {
 			return Image{}, err
 		}
 	}
-	release := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
-	kernel, err := unpacked(kernels[0], filepath.Join(cacheDir, "vmlinux-"+release))
-	if err != nil {
+	if image.Kernel, err = unpacked(boot, filepath.Join(cacheDir, "vmlinux-"+image.Release)); err != nil {
 		return Image{}, fmt.Errorf("guest kernel: %w", err)
 	}
-	return Image{Kernel: kernel, Initrd: initrd}, nil
+	return image, nil
 }
+
+// unusedFor is how long something in the cache is kept that nobody uses: other trees may need it.
+const unusedFor = 24 * time.Hour
+
+// retain marks a file of the cache, or a directory, as used now, and removes the files of a pattern that were not used
+// for long. It returns an error if the file does not exist.
+func retain(name, pattern string) error {
+	now := time.Now()
+	err := os.Chtimes(name, now, now)
+	list, _ := filepath.Glob(pattern)
+	for _, f := range list {
+		if st, err := os.Stat(f); err == nil && now.Sub(st.ModTime()) > unusedFor {
+			os.RemoveAll(f)
+		}
+	}
+	return err
+}
+
+// kernelVersion returns the release of a boot image, and the version of its Debian package.
+func kernelVersion(image string) (release, pkg string, err error) {
+	b, err := os.ReadFile(image)
+	if err != nil {
+		return "", "", err
+	}
+	const offset, sector = 0x20e, 0x200 // of Linux's boot protocol: where the text of the version is
+	if len(b) > offset+2 {
+		if at := int(binary.LittleEndian.Uint16(b[offset:])) + sector; at < len(b) {
+			text, _, _ := bytes.Cut(b[at:], []byte{0})
+			if m := kernelText.FindSubmatch(text); m != nil {
+				return string(m[1]), string(m[2]), nil
+			}
+		}
+	}
+	return "", "", fmt.Errorf("%s is no kernel of Debian: it does not tell its version", image)
+}
+
+var kernelText = regexp.MustCompile(`^(\S+) .* Debian (\S+) \(`)
 
 // unpacked returns the file to, a kernel that QEMU boots as it is. It is made of the boot image when it is not there
 // yet: an image that the emulated processor unpacks costs as much time as all the rest of the boot. An image that is
@@ -232,10 +307,10 @@ func apt(ctx context.Context, dir string, args ...string) error {
 	return run(args...)
 }
 
-// unpackKernel returns a directory with boot/vmlinuz-* and the modules of a kernel.
+// unpackKernel returns the boot image of a kernel, in a directory boot beside the kernel's modules.
 func unpackKernel(ctx context.Context, k Kernel, cacheDir string) (string, error) {
 	if k, _ := filepath.Glob(filepath.Join(cacheDir, "linux-image-*", "boot", "vmlinuz-*")); len(k) > 0 {
-		return filepath.Dir(filepath.Dir(k[len(k)-1])), nil
+		return k[len(k)-1], nil
 	}
 	name := func() string {
 		out, _ := exec.CommandContext(ctx, "apt-cache", "depends", string(k)).Output()
@@ -266,25 +341,44 @@ func unpackKernel(ctx context.Context, k Kernel, cacheDir string) (string, error
 	if err := apt(ctx, dl, "download", "-q", pkg); err != nil {
 		return "", err
 	}
-	debs, _ := filepath.Glob(filepath.Join(dl, "*.deb"))
-	if len(debs) != 1 {
-		return "", fmt.Errorf("download %s: %d files", pkg, len(debs))
-	}
 	root := filepath.Join(dl, "root")
-	if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", debs[0], root).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("unpack %s: %w: %s", pkg, err, out)
+	if err := unpackPackages(ctx, dl, root, 1); err != nil {
+		return "", fmt.Errorf("unpack %s: %w", pkg, err)
 	}
 	final := filepath.Join(cacheDir, pkg)
 	os.RemoveAll(final)
-	return final, os.Rename(root, final)
+	if err := os.Rename(root, final); err != nil {
+		return "", err
+	}
+	images, _ := filepath.Glob(filepath.Join(final, "boot", "vmlinuz-*"))
+	if len(images) != 1 {
+		return "", fmt.Errorf("kernel in %s: %d boot images. fix: remove the directory", final, len(images))
+	}
+	return images[0], nil
 }
 
-// fill adds everything that every guest has.
-func (a *archive) fill(kdir string) error {
+// unpackPackages unpacks the Debian packages in a directory, which are so many, into root.
+func unpackPackages(ctx context.Context, dir, root string, count int) error {
+	debs, _ := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if len(debs) != count {
+		return fmt.Errorf("%d files, not %d", len(debs), count)
+	}
+	for _, deb := range debs {
+		if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", deb, root).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", filepath.Base(deb), err, out)
+		}
+	}
+	return nil
+}
+
+// fill adds everything that every guest has, and the contents of this one.
+func (a *archive) fill(kdir string, c contents) error {
 	for _, d := range []string{"dev", "proc", "sys", "tmp"} {
 		a.dir(d)
 	}
 	a.file("init", 0o755, []byte(initScript))
+	a.file("sbin/load", 0o755, []byte(loadScript))
+	a.file("sbin/network", 0o755, []byte(networkScript))
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
@@ -292,31 +386,41 @@ func (a *archive) fill(kdir string) error {
 	if err := a.host("bin/busybox", busybox); err != nil {
 		return err
 	}
-	for _, p := range programs {
-		if err := a.program(p); err != nil {
+	for _, p := range slices.Concat(programs, c.programs) {
+		if err := a.program(p, p); err != nil {
 			return err
 		}
 	}
 	const lib = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"
-	drivers, _ := filepath.Glob(lib)
-	if len(drivers) == 0 {
+	providers, _ := filepath.Glob(lib)
+	if len(providers) == 0 {
 		return fmt.Errorf("%s: not found. fix: apt-get install ibverbs-providers", lib)
 	}
-	for _, d := range drivers {
-		if err := a.program(d); err != nil {
+	for _, p := range providers {
+		if err := a.program(p, p); err != nil {
+			return err
+		}
+	}
+	for _, to := range slices.Sorted(maps.Keys(c.files)) {
+		if err := a.program(to, c.files[to]); err != nil {
 			return err
 		}
 	}
 	if err := a.host("etc/libibverbs.d/rxe.driver", "/etc/libibverbs.d/rxe.driver"); err != nil {
 		return err
 	}
-	return a.modules(kdir)
+	return a.modules(kdir, c)
 }
 
-// program adds an executable or shared object and all that it loads.
-func (a *archive) program(file string) error {
-	if err := a.host(file, file); err != nil {
+// program adds an executable or shared object as to, and all that it loads. It adds any other file alone.
+func (a *archive) program(to, file string) error {
+	if err := a.host(to, file); err != nil {
 		return err
+	}
+	if f, err := elf.Open(file); err != nil {
+		return nil
+	} else {
+		f.Close()
 	}
 	out, err := exec.Command("ldd", file).Output()
 	if err != nil {
@@ -332,10 +436,10 @@ func (a *archive) program(file string) error {
 	return nil
 }
 
-// modules adds the modules of the list, what they depend on, and
-// /lib/modules/order for init. Dependencies are read from the modules
+// modules adds the modules that init loads and the drivers, what they depend on, /lib/modules/order for init, and
+// /lib/modules/DRIVER.order for the command load. Dependencies are read from the modules
 // themselves, so the host needs no depmod.
-func (a *archive) modules(kdir string) error {
+func (a *archive) modules(kdir string, c contents) error {
 	files := map[string]string{}
 	err := filepath.WalkDir(kdir, func(p string, d fs.DirEntry, err error) error {
 		if name, ok := strings.CutSuffix(strings.TrimSuffix(filepath.Base(p), ".xz"), ".ko"); ok {
@@ -346,13 +450,30 @@ func (a *archive) modules(kdir string) error {
 	if err != nil {
 		return err
 	}
+	for name, file := range c.built {
+		files[name] = file
+	}
+	for _, name := range slices.Concat(drivers, c.drivers) {
+		if files[name] == "" {
+			return fmt.Errorf("kernel in %s has no module %s", kdir, name)
+		}
+		if err := a.order(files, name+".order", name); err != nil {
+			return err
+		}
+	}
+	return a.order(files, "order", slices.Concat(modules, c.modules)...)
+}
+
+// order adds modules and what they depend on, and a list of the paths, in which each follows what it depends on. A
+// module without a file is part of the kernel.
+func (a *archive) order(files map[string]string, list string, modules ...string) error {
 	var order []string
 	done := map[string]bool{}
 	var add func(name string) error
 	add = func(name string) error {
 		name = strings.ReplaceAll(name, "-", "_")
 		file, ok := files[name]
-		if done[name] || !ok { // built into the kernel
+		if done[name] || !ok {
 			return nil
 		}
 		done[name] = true
@@ -378,10 +499,7 @@ func (a *archive) modules(kdir string) error {
 			return err
 		}
 	}
-	if !done["rdma_rxe"] {
-		return fmt.Errorf("kernel in %s has no rdma_rxe module", kdir)
-	}
-	a.file("lib/modules/order", 0o644, []byte(strings.Join(order, "\n")+"\n"))
+	a.file("lib/modules/"+list, 0o644, []byte(strings.Join(order, "\n")+"\n"))
 	return nil
 }
 
