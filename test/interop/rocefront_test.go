@@ -113,7 +113,7 @@ func (r frontRow) String() string {
 	return s + " as client"
 }
 
-// unreliable reports whether nobody repeats what is lost.
+// unreliable reports whether lost packets stay lost.
 func (r frontRow) unreliable() bool { return r.kind != rocefront.RC }
 
 // messages is how many messages go each way.

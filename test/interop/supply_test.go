@@ -30,7 +30,7 @@ type supply struct {
 	deaths   int           // guests that died of their own kernel
 }
 
-// repeats is how often a row is run again whose guest died, each time with a fresh guest.
+// repeats is how often a row is run again after its guest died, each time with a fresh guest.
 const repeats = 2
 
 // dyingTime is how long a kernel that has failed may take to print why and to end its machine.
@@ -57,8 +57,8 @@ func (s *supply) close() {
 	}
 }
 
-// run runs one row, which returns what is wrong. A row whose guest has died runs again with a fresh guest; if that one
-// dies too, and the next, the row fails with the report of the kernel.
+// run runs one row, which returns what is wrong. A row runs again, with a fresh guest, after its guest has died; if that
+// one dies too, and the next, the row fails with the report of the kernel.
 func (s *supply) run(t testing.TB, row func() error) error {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -110,7 +110,7 @@ func (m *fakeMachine) kill() error {
 	return guest.ErrDied
 }
 
-// TestSupply: a row whose guest always dies fails alone, with what the kernel printed. All others get a guest that
+// TestSupply: a row fails alone if its guest always dies, with what the kernel printed. All others get a guest that
 // works.
 func TestSupply(t *testing.T) {
 	var booted []*fakeMachine

@@ -35,8 +35,8 @@ var withDriver = contents{
 
 // BuildRDMA returns the image of Build that has in addition the driver of cards with a RoCE half: the module
 // virtio_roce, for the command load, and the provider of libibverbs. It builds both from the directory sources, against
-// the kernel headers of the kernel's version, if the cache does not have them. A failed build is an error with the lines
-// of the compiler.
+// the kernel headers of the kernel's version, if the cache does not have them. A failed build is an error with the
+// lines of the compiler.
 func BuildRDMA(ctx context.Context, k Kernel, sources string) (Image, error) {
 	cacheDir := filepath.Join(cache(), string(k))
 	if err := install(ctx, slices.Concat(packages, buildPackages)); err != nil {
@@ -63,8 +63,8 @@ func BuildRDMA(ctx context.Context, k Kernel, sources string) (Image, error) {
 // errNotOffered means that apt does not have a package in the version that is needed.
 var errNotOffered = errors.New("apt does not offer them")
 
-// withHeaders returns the boot image of a kernel and the directory of its headers. A kernel of the cache whose headers
-// apt does not offer any more is replaced by the newest one.
+// withHeaders returns the boot image of a kernel and the directory of its headers. If apt does not offer
+// the headers of the kernel in the cache any more, the newest kernel replaces it.
 func withHeaders(ctx context.Context, k Kernel, cacheDir string) (boot, headers string, err error) {
 	for range 2 {
 		if boot, err = unpackKernel(ctx, k, cacheDir); err != nil {

@@ -64,7 +64,8 @@ var programs = []string{
 	"/usr/bin/ib_send_bw", "/usr/bin/ib_write_bw", "/usr/bin/ib_read_bw", "/usr/bin/ib_atomic_bw",
 	"/usr/bin/ib_send_lat", "/usr/bin/ib_write_lat", "/usr/bin/ib_read_lat", "/usr/bin/ib_atomic_lat",
 	"/usr/bin/rping", "/usr/bin/ucmatose", "/usr/bin/udaddy", "/usr/bin/mckey", "/usr/bin/cmtime",
-	"/usr/bin/rdma_server", "/usr/bin/rdma_client", "/usr/bin/rdma_xserver", "/usr/bin/rdma_xclient", "/usr/bin/rstream", "/usr/bin/riostream",
+	"/usr/bin/rdma_server", "/usr/bin/rdma_client", "/usr/bin/rdma_xserver", "/usr/bin/rdma_xclient",
+	"/usr/bin/rstream", "/usr/bin/riostream",
 	"/usr/bin/qperf",
 	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // rping's threads end by it
 }
@@ -88,7 +89,9 @@ done
 
 // networkScript is the command network of the guest: it gives eth0 its addresses, also after its driver was replaced.
 const networkScript = `#!/bin/busybox sh
-for a in $(cat /proc/cmdline); do case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac; done
+for a in $(cat /proc/cmdline); do
+	case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac
+done
 ip() { /sbin/ip "$@"; } # busybox's shell would take its own
 n=0; until [ -e /sys/class/net/eth0 ] || [ $n = 100 ]; do usleep 100000; n=$((n+1)); done
 ip link set lo up &&
@@ -153,7 +156,7 @@ type contents struct {
 	modules  []string          // modules that init loads
 	drivers  []string          // modules for the command load
 	built    map[string]string // modules that are not the kernel's: name -> file
-	files    map[string]string // path in the guest -> file of the host, an executable or a shared object with its libraries
+	files    map[string]string // path in the guest -> file of the host; with its libraries
 }
 
 // build makes the image of an unpacked kernel, unless it is there.
@@ -182,7 +185,7 @@ func build(boot, cacheDir string, c contents) (Image, error) {
 	return image, nil
 }
 
-// unusedFor is how long something in the cache is kept that nobody uses: other trees may need it.
+// unusedFor is how long the cache keeps something after its last use: other trees may need it.
 const unusedFor = 24 * time.Hour
 
 // retain marks a file of the cache, or a directory, as used now, and removes the files of a pattern that were not used

@@ -2,13 +2,13 @@
 
 // Command guest boots the soft-RoCE guest and runs one shell script in it.
 // In: a script on standard input, files to take along. Out: what the script
-// prints; its exit status. For people who want to try something against
+// prints; its exit status. For trying something by hand against
 // rdma_rxe, or the driver of cards with a RoCE half; it must never be needed by a test.
 //
 //	echo 'ibv_devinfo -v' | go run ./test/interop/cmd/guest [-file /in/guest=host/file]… [-netns NS -tap TAP]
 //
-// With -card the guest has a card of a running node, whose directory WEFT_DIR names. A card with a RoCE half needs the
-// QEMU that has such cards, and -drivers virtio_roce has the guest load the driver, built from -sources:
+// With -card the guest has a card of a running node; WEFT_DIR names the directory of the node. A card
+// with a RoCE half needs the QEMU that has such cards, and -drivers virtio_roce has the guest load the driver, built from -sources:
 //
 //	weft vm add g0 --vesw lab --rdma
 //	echo 'ibv_devinfo -v' | go run ./test/interop/cmd/guest -card g0 -drivers virtio_roce [-netns NS]
