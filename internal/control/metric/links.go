@@ -15,6 +15,7 @@ var linkGroups = []Group{
 			{"sent_bytes", Count, "octets", "of the sent packets, as this link counts them"},
 			{"rcvd_bytes", Count, "octets", "of the accepted packets, as this link counts them"},
 			{"sent_bursts", Count, "bursts", "sent"},
+			{"sent_direct", Count, "packets", "of the sent ones, to ports of this node: without frames, by one copy"},
 			{"rcvd_bursts", Count, "bursts", "received: consecutive packets of one message"},
 			{"sent_calls", Count, "system calls", "that sent something"},
 			{"rcvd_calls", Count, "system calls", "that received something"},

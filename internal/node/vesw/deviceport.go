@@ -27,14 +27,15 @@ import (
 // Programs see the Ethernet port, with addresses that people chose. RoCEv2 packets to and from them pass the port's
 // link, on lane 0; all others an IP stack in the node, which also finds neighbours and reports groups.
 type DevicePort struct {
-	h      *Host
-	want   api.NewFunction // Segment, Addrs and Routes of it
-	addrs  []netip.Prefix
-	routes []netstack.Route
-	a      *hca.Adapter // set before it is published
-	work   *loop.Worker
-	link   *roceframe.Link // lane 0's, as is on
-	on     *deviceSegment  // what the link's frames go by, nil: none
+	h       *Host
+	want    api.NewFunction // Segment, Addrs and Routes of it
+	addrs   []netip.Prefix
+	routes  []netstack.Route
+	a       *hca.Adapter // set before it is published
+	work    *loop.Worker
+	link    *roceframe.Link // of station; lane 0's, as is on
+	station *station
+	on      *deviceSegment // what the link's frames go by, nil: none
 
 	mu     sync.Mutex // guards what follows; locked within ChangePort's next
 	seg    *deviceSegment
@@ -56,8 +57,14 @@ func (h *Host) NewDevicePort(want *api.NewFunction) (*DevicePort, error) {
 func (dp *DevicePort) Begin(a *hca.Adapter) error {
 	dp.a = a
 	h := dp.h
-	dp.link = h.newLink(a, roceframe.Config{Resolve: dp.resolve, Push: dp.push})
-	if err := h.first.Do(func() { h.first.Net.AddEthernet(a.Number(), dp.link) }); err != nil {
+	dp.station = h.newStation(a, roceframe.Config{Resolve: dp.resolve, Push: dp.push}, func() (*lanePort, uint16) {
+		if !dp.Attached() {
+			return nil, 0
+		}
+		return dp.on.port, dp.on.vesw
+	})
+	dp.link = dp.station.link
+	if err := h.addStation(dp.station); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -73,7 +80,7 @@ func (dp *DevicePort) Remove() {
 	delete(h.devices, dp.a.Name)
 	h.mu.Unlock()
 	dp.work.Wait()
-	h.first.Do(func() { h.first.Net.RemoveEthernet(dp.a.Number()) })
+	h.removeStation(dp.station)
 }
 
 // DevicePort returns the Ethernet port of the device with a name, nil where it has none; a nil Host has none.

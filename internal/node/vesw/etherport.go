@@ -7,19 +7,46 @@ import (
 	"weft/internal/node/lane"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
 	"weft/internal/verbs/hca/replicate"
 )
 
-// newLink makes the link of an Ethernet port of function a, with what every such link has in common added to c.
-func (h *Host) newLink(a *hca.Adapter, c roceframe.Config) *roceframe.Link {
+// newStation makes the station of function a, and its link with what every such link has in common added to c. The
+// station gets at.
+func (h *Host) newStation(a *hca.Adapter, c roceframe.Config, at func() (*lanePort, uint16)) *station {
+	s := &station{a: a, at: at}
 	c.Function = a.Number()
 	c.Arrived = func() { h.first.LinkReadable() }
 	c.Member = func(g ib.GID) bool {
 		return len(h.cfg.Functions.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
 	}
-	return roceframe.New(c)
+	if !h.cfg.WireLocal {
+		c.Deliver = func(now mono.Time, f *roceframe.Flight, r *pkt.Burst, b *mem.Batch) (mem.Result, bool) {
+			return h.data.deliver(now, s, f, r, b)
+		}
+	}
+	s.link = roceframe.New(c)
+	return s
+}
+
+// addStation has the lane carry the packets of a station.
+func (h *Host) addStation(s *station) error {
+	return h.first.Do(func() {
+		h.first.Net.AddEthernet(s.a.Number(), s.link)
+		h.data.stations[s.a.Number()] = s
+	})
+}
+
+// removeStation undoes addStation.
+func (h *Host) removeStation(s *station) {
+	h.first.Do(func() {
+		h.first.Net.RemoveEthernet(s.a.Number())
+		delete(h.data.stations, s.a.Number())
+	})
 }
 
 // ethernetPort describes an Ethernet port in a virtual Ethernet switch, without its GIDs. d is the device that its

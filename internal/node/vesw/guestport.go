@@ -23,15 +23,16 @@ import (
 //
 // Lane 0 owns all fields that change, and calls all methods unless they say otherwise.
 type GuestPort struct {
-	h      *Host
-	a      *hca.Adapter
-	notify func(events []ib.Event)
-	link   *roceframe.Link
-	ask    *neighbour.Resolver // of destinations for which the driver stated no MAC
-	gids   []hca.GIDEntry      // by the driver's index
-	at     *guestSegment       // nil: the port is in no virtual Ethernet switch
-	dev    vnic.Device         // as the segment is configured
-	halted bool                // the device of the guest is stopped (Halt)
+	h       *Host
+	a       *hca.Adapter
+	notify  func(events []ib.Event)
+	link    *roceframe.Link // of station
+	station *station
+	ask     *neighbour.Resolver // of destinations for which the driver stated no MAC
+	gids    []hca.GIDEntry      // by the driver's index
+	at      *guestSegment       // nil: the port is in no virtual Ethernet switch
+	dev     vnic.Device         // as the segment is configured
+	halted  bool                // the device of the guest is stopped (Halt)
 	// answering is set while the resolver reports a result: the data path is in the midst of a batch.
 	answering bool
 }
@@ -54,7 +55,7 @@ func (h *Host) NewGuestPort(notify func(a *hca.Adapter, events []ib.Event)) *Gue
 func (p *GuestPort) Begin(a *hca.Adapter) error {
 	h := p.h
 	p.makeLink(a)
-	if err := h.first.Do(func() { h.first.Net.AddEthernet(a.Number(), p.link) }); err != nil {
+	if err := h.addStation(p.station); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -66,7 +67,14 @@ func (p *GuestPort) Begin(a *hca.Adapter) error {
 // makeLink makes the link of the port with a function.
 func (p *GuestPort) makeLink(a *hca.Adapter) {
 	p.a = a
-	p.link = p.h.newLink(a, roceframe.Config{Shared: true, Resolve: p.resolve, Push: p.push})
+	p.station = p.h.newStation(a, roceframe.Config{Shared: true, Resolve: p.resolve, Push: p.push},
+		func() (*lanePort, uint16) {
+			if p.at == nil || p.at.port.seg != vnic.Segment(p.at) {
+				return nil, 0
+			}
+			return p.at.port, p.at.vesw
+		})
+	p.link = p.station.link
 }
 
 // Remove undoes Begin, after the function was unplugged. Any goroutine but a lane may call it.
@@ -75,7 +83,7 @@ func (p *GuestPort) Remove() {
 	h.mu.Lock()
 	delete(h.guests, p.a.Name)
 	h.mu.Unlock()
-	h.first.Do(func() { h.first.Net.RemoveEthernet(p.a.Number()) })
+	h.removeStation(p.station)
 }
 
 // guestPort returns the Ethernet port of the guest with a card's name, nil if the card has none. Any goroutine may call

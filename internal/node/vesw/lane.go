@@ -21,9 +21,11 @@ type dataPath struct {
 	lane  *lane.Lane
 	link  *fabric.Link
 	funcs map[uint16]*inlets
-	last  *inlets     // of the packet before
-	ports []*lanePort // that have a segment
-	due   []*lanePort // that have frames to be written
+	// stations are the Ethernet ports of functions, by the function.
+	stations map[uint16]*station
+	last     *inlets     // of the packet before
+	ports    []*lanePort // that have a segment
+	due      []*lanePort // that have frames to be written
 
 	// Of the frame, or the packet, being handled.
 	in    vnic.Inbound
@@ -38,6 +40,8 @@ type dataPath struct {
 	next  int    // of what was joined: the first frame that write has; < 0: write has none of it
 	room  []byte // for frames put together, or cut, for a segment
 	used  int    // of room
+
+	direct direct
 }
 
 // frameBatch is a batch.
@@ -91,7 +95,8 @@ type lanePort struct {
 var _ lane.Poller = (*dataPath)(nil)
 
 func newDataPath(l *lane.Lane, link *fabric.Link) *dataPath {
-	v := &dataPath{lane: l, link: link, funcs: map[uint16]*inlets{}, read: newFrameBatch(), write: newFrameBatch()}
+	v := &dataPath{lane: l, link: link, funcs: map[uint16]*inlets{}, stations: map[uint16]*station{},
+		read: newFrameBatch(), write: newFrameBatch()}
 	v.write.frames, v.write.off = v.write.frames[:0], v.write.off[:0]
 	link.SetTaker(v.receive)
 	return v

@@ -115,20 +115,19 @@ func (b *Batch) putSeg(o Owner, dst *Region, addr uint64, s *Seg, off uint64, n 
 	if s.Region == nil {
 		return b.write(o, dst, addr, s.Bytes[off:off+uint64(n)])
 	}
-	if v := s.Region.View(s.Addr+off, uint64(n)); v != nil {
-		return b.write(o, dst, addr, v)
-	}
 	for n > 0 {
-		var buf []byte
-		if n <= maxStage {
-			buf = b.Scratch(n)
-		} else {
+		buf := s.Region.chunk(s.Addr+off, uint64(n)) // of a list of pages: those that are consecutive
+		switch {
+		case buf != nil:
+		case n <= maxStage:
+			if buf = b.Scratch(n); !b.fetch(s, off, buf) {
+				return SourceFault
+			}
+		default:
 			b.Flush() // the bounce buffer is reused
-			buf = b.bounce[:min(n, len(b.bounce))]
-		}
-		b.one[0] = buf
-		if s.Region.ReadV(s.Addr+off, b.one[:]) != nil {
-			return SourceFault
+			if buf = b.bounce[:min(n, len(b.bounce))]; !b.fetch(s, off, buf) {
+				return SourceFault
+			}
 		}
 		if r := b.write(o, dst, addr, buf); r != OK {
 			return r
@@ -136,6 +135,12 @@ func (b *Batch) putSeg(o Owner, dst *Region, addr uint64, s *Seg, off uint64, n 
 		off, addr, n = off+uint64(len(buf)), addr+uint64(len(buf)), n-len(buf)
 	}
 	return OK
+}
+
+// fetch reads the bytes of a segment from an offset on by a call.
+func (b *Batch) fetch(s *Seg, off uint64, to []byte) bool {
+	b.one[0] = to
+	return s.Region.ReadV(s.Addr+off, b.one[:]) == nil
 }
 
 // write queues or executes one write of bytes that stay valid until Flush.

@@ -272,3 +272,56 @@ func BenchmarkPutSmall(bb *testing.B) {
 		}
 	}
 }
+
+// viewedSpace is mapped memory that nothing reads or writes by calls.
+type viewedSpace struct {
+	nearSpace
+	t testing.TB
+}
+
+func (s *viewedSpace) ReadV(addr uint64, dst [][]byte) error {
+	s.t.Error("mapped memory was read by a call")
+	return s.nearSpace.ReadV(addr, dst)
+}
+
+func (s *viewedSpace) WriteV(w []Write) (int, error) {
+	s.t.Error("mapped memory was written by a call")
+	return s.nearSpace.WriteV(w)
+}
+
+// TestPutBetweenPages: between two mapped regions of pages that lie anywhere there is one copy.
+func TestPutBetweenPages(t *testing.T) {
+	const page, pages = 4096, 16
+	paged := func(b []byte, seed uint64) *Region {
+		r := region(&viewedSpace{*near(b), t}, 100, 0, page*pages-100)
+		r.PageShift, r.FirstOff = 12, 100
+		for _, p := range rand.New(rand.NewPCG(seed, 2)).Perm(pages) {
+			r.Pages = append(r.Pages, uint64(p*page))
+		}
+		r.Pages[3], r.Pages[4] = 20*page, 21*page // two that are consecutive
+		return r
+	}
+	at := func(r *Region, b []byte, addr uint64) byte {
+		off := addr - r.Start + r.FirstOff
+		return b[r.Pages[off>>12]+off&(page-1)]
+	}
+	from, to := pattern(spaceSize, 5), make([]byte, spaceSize)
+	src, dst := paged(from, 1), paged(to, 2)
+	b := NewBatch(8192)
+	for _, x := range []struct{ s, d, n uint64 }{{100, 100, 1}, {5000, 7000, 4096}, {100, 101, page * (pages - 1)},
+		{12000, 16000, 9000}} {
+		clear(to)
+		p := ListPayload([]Seg{{Region: src, Addr: x.s, Len: x.n}}, 0, int(x.n))
+		if r := b.Put(&owner{}, dst, x.d, &p, 0, int(x.n)); r != OK {
+			t.Fatal(r)
+		}
+		for i := range x.n {
+			if at(dst, to, x.d+i) != at(src, from, x.s+i) {
+				t.Fatalf("%+v: byte %d", x, i)
+			}
+		}
+		if n := bytes.Count(to, []byte{0}); n < spaceSize-int(x.n)-1 {
+			t.Errorf("%+v: more than that was written", x)
+		}
+	}
+}

@@ -109,8 +109,12 @@ func (r *Region) translate(addr, n uint64) (uint64, uint64) {
 	}
 	off += r.FirstOff
 	size := uint64(1) << r.PageShift
-	in := off & (size - 1)
-	return r.Pages[off>>r.PageShift] + in, min(n, size-in)
+	i, in := off>>r.PageShift, off&(size-1)
+	a, c := r.Pages[i]+in, size-in
+	for c < n && r.Pages[i+1] == r.Pages[i]+size {
+		i, c = i+1, c+size
+	}
+	return a, min(n, c)
 }
 
 // View returns the bytes at [addr, addr+n) if they are directly addressable
@@ -124,6 +128,15 @@ func (r *Region) View(addr, n uint64) []byte {
 		return nil
 	}
 	return r.Space.View(a, n)
+}
+
+// chunk returns the first bytes at [addr, addr+n), n > 0, that are consecutive in Space, if they are directly
+// addressable; else nil. The range must have passed Allows.
+func (r *Region) chunk(addr, n uint64) []byte {
+	if r.revoked.Load() {
+		return nil
+	}
+	return r.Space.View(r.translate(addr, n))
 }
 
 // keep reports whether the user of the region's memory takes p, which lasts, from where it is. The range must have

@@ -293,6 +293,8 @@ type Peer struct {
 	GID  ib.GID
 	DMAC [6]byte
 	PSN  ib.PSN
+	// Index is the entry of the own table of GIDs to send from.
+	Index uint8
 }
 
 // ConnectTo moves a queue pair from RESET to RTS: an RC or UC one to its peer, a UD one with qkey. psn
@@ -302,7 +304,7 @@ func (q *QP) ConnectTo(p Peer, psn ib.PSN, mtu ib.MTU, qkey ib.QKey) error {
 		RNRRetry: 7,
 		QKey:     qkey, RQPSN: p.PSN, SQPSN: psn, DestQPNum: p.QPN,
 		QPAccessFlags: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead,
-		AHAttr:        abi.AHAttr{DGID: p.GID, HopLimit: 64, DMAC: p.DMAC}}
+		AHAttr:        abi.AHAttr{DGID: p.GID, SGIDIndex: p.Index, HopLimit: 64, DMAC: p.DMAC}}
 	if q.d.Caps&(1<<abi.CapAtomic) != 0 {
 		a.QPAccessFlags |= ib.RemoteAtomic
 	}

@@ -11,6 +11,7 @@ import (
 type Counters struct {
 	SentPackets, SentFrames, SentBytes uint64 // of whole frames, before they are cut
 	SentBursts                         uint64
+	SentDirect                         uint64 // packets to ports of this node, without frames; of SentPackets
 	RcvdPackets, RcvdBytes             uint64 // accepted; octets of BTH through ICRC
 	RcvdBursts                         uint64
 	NeighbourRequests                  uint64 // requests to the IP stack to resolve a neighbour

@@ -9,6 +9,7 @@ import (
 
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/pkt"
 	"weft/internal/proto/wire"
@@ -50,6 +51,17 @@ type Config struct {
 	Arrived func()
 	// Member reports whether the port has a member of a group.
 	Member func(group ib.GID) bool
+	// Deliver passes a burst to the port of this node where all its frames would arrive, with every decision that they
+	// would meet on the way. It returns false if there is no such port: frames must be built. nil: they always are.
+	Deliver func(now mono.Time, f *Flight, r *pkt.Burst, b *mem.Batch) (res mem.Result, done bool)
+}
+
+// Flight describes the frames of a burst that are not built.
+type Flight struct {
+	Header []byte // of the first frame: Ethernet, IP and UDP, without payload
+	MAC    [6]byte
+	// First, Middle and Last are the octets of a frame; a burst of one packet has the first only.
+	First, Middle, Last int
 }
 
 // Link is the RoCEv2 endpoint of a port. The package comment states its concurrency.
@@ -66,6 +78,8 @@ type Link struct {
 	head   int
 	id     uint16 // the next IPv4 identification
 	dst    [MaxCount][]byte
+	flight Flight
+	head1  [maxHeader]byte // of flight
 	pieces [MaxCount]piece
 	neighbours
 

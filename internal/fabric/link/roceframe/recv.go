@@ -67,6 +67,25 @@ func (l *Link) Receive(f []byte, off *ether.Offload) (taken bool) {
 	return true
 }
 
+// Expects reports whether a burst on path p would arrive at the port in frames to a MAC, and is in order behind what the
+// link has received: none of that waits.
+func (l *Link) Expects(mac [6]byte, p *ib.Path) bool {
+	return mac == l.mac && l.own(p.DGID) && station(p.SGID) && !l.own(p.SGID) && !l.Received()
+}
+
+// Arrive counts a burst that arrived without frames, and writes to path how it came.
+func (l *Link) Arrive(r *pkt.Burst, octets int, path *ib.Path) {
+	h := headerOf(r.Path)
+	*path = ib.Path{SGID: h.Src, DGID: h.Dst, TClass: h.TClass, HopLimit: h.HopLimit, SrcPort: h.SrcPort,
+		Function: l.cfg.Function}
+	if !h.IPv4 {
+		path.FlowLabel = h.FlowLabel
+	}
+	l.c.RcvdPackets += uint64(r.Count)
+	l.c.RcvdBytes += uint64(octets)
+	l.c.RcvdBursts++
+}
+
 // expects reports whether a frame is for an address of the port, or for a group with a member at it. Frames with a VLAN
 // tag are not: the port is in no VLAN.
 func (l *Link) expects(f []byte, in *ether.Info) bool {
