@@ -21,7 +21,7 @@ import (
 // below. The first pattern that matches counts; "x/..." means x and all below it.
 var storeys = [][]string{
 	generators, // nothing imports them
-	{"internal/proto/..."},
+	{"internal/proto/...", "guest/..."},
 	{"internal/fabric/..."},
 	{"internal/verbs/..."},
 	{"internal/mgmt/..."},

@@ -3,12 +3,16 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	driver "weft/guest/linux"
 	"weft/internal/control/api"
 )
 
@@ -23,12 +27,13 @@ port in a virtual Ethernet switch; the guest reaches it by vhost-user.`,
   weft vm add web --vesw lab               a card in it; prints the options for QEMU and libvirt
   weft vm                                  the cards and their guests
   weft vm show web --memory 4G             the options for QEMU and libvirt
+  weft vm driver virtio-roce.tar.gz        the driver of RDMA cards, for Linux guests
   weft vm delete web`,
 	}, api.ListVMs, nil, none, vmColumns)
 	complete := names(a, api.ListVMs, func(v api.VM) string { return v.Name })
 	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list network cards of virtual machines"}, api.ListVMs,
 		nil, none, vmColumns),
-		vmAdd(a), vmShow(a, complete),
+		vmAdd(a), vmShow(a, complete), vmDriver(a),
 		removal(a, "NAME…", "delete network cards; their guests lose them at once", "virtual machine", api.DeleteVM,
 			byName, complete))
 	return cmd
@@ -156,7 +161,8 @@ is the server of that socket: the node may restart while the machine runs.
 
 With --rdma the card is an Ethernet card and a RoCE adapter at once, by the
 virtio-net RoCE RFC: the guest's driver gives it its addresses. It needs QEMU 11
-and a driver of that RFC. When the node ends, its guests lose such cards.`,
+and a driver of that RFC, for Linux guests that of weft vm driver. When the node
+ends, its guests lose such cards.`,
 		Example: `  weft vm add web --vesw lab --queues 2
   weft vm add db --vesw lab --mac 52:54:00:12:34:56 --packed
   weft vm add hpc --vesw lab --rdma
@@ -217,4 +223,43 @@ func vmShow(a *app, complete completion) *cobra.Command {
 	})
 	memoryFlag(cmd, &memory, "that of weft vm add")
 	return cmd
+}
+
+func vmDriver(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "driver FILE",
+		Short: "write the driver of RDMA cards for Linux guests",
+		Long: `Write the source of the driver that a Linux guest needs for the RoCE half of its
+card: a kernel module and a provider for libibverbs, as a tar.gz file; - is
+standard output. Copy the file to the guest, unpack it, and run ./install there.
+Needs no node.`,
+		Example: `  weft vm driver virtio-roce.tar.gz
+  weft vm driver - | ssh root@guest tar xz`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			const what = "cannot write the driver"
+			if args[0] == "-" {
+				if err := driver.WriteArchive(a.env.Out, driverVersion()); err != nil {
+					return fmt.Errorf("%s: %w", what, err)
+				}
+				return nil
+			}
+			var archive bytes.Buffer
+			if err := driver.WriteArchive(&archive, driverVersion()); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			if err := os.WriteFile(args[0], archive.Bytes(), 0o644); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			return nil
+		},
+	}
+}
+
+// driverVersion is the version of this program as DKMS accepts it.
+func driverVersion() string {
+	version := strings.FieldsFunc(ThisBuild().Version, func(r rune) bool {
+		return r != '.' && r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z')
+	})
+	return strings.TrimPrefix(strings.Join(version, "."), "v")
 }
