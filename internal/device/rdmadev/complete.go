@@ -35,6 +35,7 @@ func (d *Device) bindCQ(cqn uint32) {
 	r.posted = func() {} // buffers became available: the lane polls by itself
 	r.started = func() { cq.SetRing(c) }
 	r.stopped = func() { cq.SetRing(nil) }
+	r.needNone()
 	if r.vq != nil {
 		r.started()
 	}
@@ -147,6 +148,8 @@ func (d *Device) setEVQ(v abi.SetEVQ, _ []byte) error {
 	}
 	r := d.ring(d.cqRing(v.CQN))
 	r.queue, r.fails = fmt.Sprintf("event queue %d", v.CQN), nil // a fault ends the service: its driver gets no events
+	r.kicks.still = false
+	r.await()
 	e := &eventQueue{ring: r, cqn: v.CQN, waits: make(map[abi.Event]bool)}
 	r.posted = e.drain
 	r.started, r.stopped = e.drain, func() {}

@@ -15,8 +15,11 @@ import (
 // ringFaults are what a program in a guest, which maps the available ring of its own queues, can write there; and what
 // a driver can write into the descriptors. Each begins at element at of a ring.
 var ringFaults = map[string]func(d *driver, r *ring, at uint16, writable bool){
-	"head beyond the table": func(_ *driver, r *ring, at uint16, _ bool) { r.SetAvail(at, ringNum); r.PublishIndex(at + 1) },
-	"index jumps":           func(_ *driver, r *ring, at uint16, _ bool) { r.PublishIndex(at + ringNum + 1) },
+	"head beyond the table": func(_ *driver, r *ring, at uint16, _ bool) {
+		r.SetAvail(at, ringNum)
+		r.PublishIndex(at + 1)
+	},
+	"index jumps": func(_ *driver, r *ring, at uint16, _ bool) { r.PublishIndex(at + ringNum + 1) },
 	"not announced": func(_ *driver, r *ring, at uint16, writable bool) {
 		r.spoil(at, 8, 100, direction(writable))
 	},
@@ -48,8 +51,8 @@ func (q *qp) state() ib.QPState {
 		abi.ParseQueryQPResult).QPState
 }
 
-// confined is a driver with two connected queue pairs and their peers: rings of the first become broken, the second must
-// go on.
+// confined is a driver with two connected queue pairs and their peers: rings of the first become broken, the second
+// must go on.
 type confined struct {
 	*end // its rings become broken
 	f    *fabric
@@ -78,7 +81,8 @@ func (c *confined) goesOn(t *testing.T, object string) {
 	if d.fault != nil {
 		t.Fatalf("the whole device stands still: %v", d.fault)
 	}
-	if l := d.dev.Broken(); len(l) != 1 || l[0].Queue != object || l[0].Reason == "" || strings.Contains(l[0].Reason, "ring_") {
+	if l := d.dev.Broken(); len(l) != 1 || l[0].Queue != object || l[0].Reason == "" ||
+		strings.Contains(l[0].Reason, "ring_") {
 		t.Errorf("broken: %+v, want %s in words", l, object)
 	}
 	if n := d.dev.Stats.BrokenRings; n != 1 {
@@ -96,9 +100,9 @@ func (c *confined) goesOn(t *testing.T, object string) {
 	}
 }
 
-// TestBrokenRingOfQueuePair: a fault in the ring of a queue pair puts that queue pair into ERR, with the event QP_FATAL.
-// Its other ring is flushed; the broken one is not looked at before the queue pair is destroyed. Other queue pairs of the
-// driver go on.
+// TestBrokenRingOfQueuePair: a fault in the ring of a queue pair puts it into ERR, with the event QP_FATAL. Its other
+// ring is flushed; the broken one is not looked at before the queue pair is destroyed. Other queue pairs of the driver
+// go on.
 func TestBrokenRingOfQueuePair(t *testing.T) {
 	for name, spoil := range ringFaults {
 		for _, sends := range []bool{true, false} {
@@ -343,8 +347,8 @@ func TestBrokenRingByQuery(t *testing.T) {
 	c.goesOn(t, fmt.Sprint("shared receive queue ", srq.SRQN))
 }
 
-// TestBrokenRingOfEvents: the ring of events is the driver's own, as the control queue is: its fault ends the service of
-// the device.
+// TestBrokenRingOfEvents: the ring of events is the driver's own, as the control queue is: its fault ends the service
+// of the device.
 func TestBrokenRingOfEvents(t *testing.T) {
 	c := newConfined(t)
 	c.ev.PublishIndex(3 * ringNum)

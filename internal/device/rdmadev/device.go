@@ -106,7 +106,8 @@ type Device struct {
 	evq     *eventQueue
 	bell    *virtio.Doorbell
 	rung    []uint32 // rings with a pending bell, of one turn
-	owing   []*ring  // have notifications that found no room
+	polled  polledRings
+	owing   []*ring // have notifications that found no room
 	chain   virtio.Chain
 	ctrl    []byte             // a copy of the command in execution
 	after   func(n int) []byte // guest memory behind that command (Execute)
@@ -141,6 +142,7 @@ func (d *Device) SetProc(s mem.Space) { d.proc = s }
 func (d *Device) Close() {
 	d.dead = true
 	d.sess.Close()
+	d.polled = nil
 	for _, r := range d.rings {
 		r.vq = nil
 	}
@@ -222,13 +224,15 @@ type ring struct {
 	idle *virtio.Queue
 	late []uint16
 	gen  uint16
+
+	kicks kicks
 }
 
 func (d *Device) ring(i uint32) *ring {
 	r := d.rings[i]
 	if r == nil {
 		r = &ring{d: d, index: i}
-		if i == ctrlRing && d.cfg.FirstRing == 0 {
+		if i == ownControl(&d.cfg) {
 			r.posted = func() { d.control(r) }
 			r.started, r.stopped = r.posted, func() {}
 		}
@@ -247,8 +251,11 @@ func (d *Device) resetRing(i uint32) {
 	r.posted, r.started, r.stopped, r.shared, r.owed = nil, nil, nil, false, 0
 	r.broken, r.fails, r.queue = nil, nil, ""
 	r.idle, r.late, r.gen = nil, nil, r.gen+1
+	d.polled.remove(r)
+	r.kicks.still = false
 	if r.vq != nil {
 		r.vq.Reset()
+		r.await()
 	}
 	delete(d.cqs, i-d.firstRing())
 }
@@ -276,6 +283,7 @@ func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 		q.PushUsed(head, 0)
 	}
 	r.late = r.late[:0]
+	r.await()
 	if r.started != nil {
 		r.started()
 	}
@@ -289,6 +297,7 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 		return nil
 	}
 	q := r.vq
+	d.polled.remove(r)
 	if r.stopped != nil && !d.dead {
 		r.stopped()
 	}
@@ -332,6 +341,7 @@ func (d *Device) SetDoorbell(b *virtio.Doorbell) { d.bell = b }
 // Kick looks at ring i, to which the client has posted.
 func (d *Device) Kick(i uint32) {
 	if r := d.rings[i]; r != nil && r.vq != nil && r.posted != nil && r.broken == nil && !d.dead {
+		r.poll()
 		r.posted()
 	}
 }
@@ -349,7 +359,7 @@ func (d *Device) Poll() bool {
 		d.behind = false
 		d.Kick(ctrlRing)
 	}
-	if d.bell == nil || d.dead {
+	if busy = d.polled.look() || busy; d.bell == nil || d.dead {
 		return busy
 	}
 	d.rung = d.bell.Rings(d.rung[:0])
@@ -365,7 +375,8 @@ func (d *Device) Sleep() bool {
 	if d.dead {
 		return true
 	}
-	return !d.behind && (d.bell == nil || !d.bell.Sleep())
+	posted := d.polled.await()
+	return !d.behind && !posted && (d.bell == nil || !d.bell.Sleep())
 }
 
 // Wake takes the request for a kick back.
@@ -406,6 +417,8 @@ func (r *ring) fault(err error) {
 		return
 	}
 	r.broken = err
+	d.polled.remove(r)
+	r.vq.DisableKick()
 	d.Stats.BrokenRings++
 	d.note(r.queue, syscall.EIO, fmt.Sprintf("ring %d is broken: %v", r.index, err))
 	r.fails()

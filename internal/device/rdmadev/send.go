@@ -139,15 +139,17 @@ func (d *Device) sges(dst []ib.SGE, b []byte, n uint32) []ib.SGE {
 // recvRing feeds a queue pair or an SRQ from its receive virtqueue.
 type recvRing struct {
 	*ring
+	qp     *hca.QP
 	maxSGE uint32
 }
 
 func (d *Device) bindRecv(q *hca.QP) {
 	r := d.ring(d.recvRing(q.Slot()))
-	s := &recvRing{ring: r, maxSGE: q.Config().Cap.MaxRecvSGE}
+	s := &recvRing{ring: r, qp: q, maxSGE: q.Config().Cap.MaxRecvSGE}
 	r.posted = func() { q.RecvPosted(d.now()) }
 	r.started = func() { q.SetRecvRing(s); q.RecvPosted(d.now()) }
 	r.stopped = func() {} // there is nothing to fetch: to a peer, no buffer
+	r.needNone()
 	r.queue, r.fails = fmt.Sprintf("receive queue of queue pair %d", q.Slot()), q.Break
 	if r.shared = q.Transport() == nil; r.shared {
 		r.queue = fmt.Sprintf("shared receive queue %d", q.Slot())
@@ -161,13 +163,28 @@ func (d *Device) bindRecv(q *hca.QP) {
 func (s *recvRing) Fetch(wr *transport.RecvWR) bool {
 	el, ok := s.next()
 	if !ok {
-		return false
+		if el, ok = s.awaitFlush(); !ok {
+			return false
+		}
 	}
 	s.parse(wr, el)
 	if wr.BadWQE {
 		s.d.Stats.MalformedReceive++
 	}
 	return true
+}
+
+// awaitFlush enables kicks of the empty ring while the queue pair is in ERR, and returns an element that came
+// meanwhile: what is posted then is flushed at once. In other states elements are taken when a message arrives.
+func (s *recvRing) awaitFlush() (e virtio.Elem, ok bool) {
+	flushed := s.qp.Transport() != nil && s.qp.Transport().State() == ib.Err
+	if s.kicks.still != flushed || s.vq == nil || s.broken != nil {
+		return e, false // as it was
+	}
+	s.d.polled.remove(s.ring)
+	s.kicks.still = !flushed
+	s.await()
+	return s.next()
 }
 
 // parse makes a request of a receive element.

@@ -328,17 +328,27 @@ func (q *Queue) Publish() (notify bool) {
 // EnableKick enables a kick for the next element, and reports whether there are elements already: then
 // no kick comes for them.
 func (q *Queue) EnableKick() (pending bool, err error) {
+	q.EnableKickAt(q.lastAvail)
+	n, err := q.Avail()
+	return n > 0, err
+}
+
+// Index returns the driver's index as it is now, unchecked: elements before it are available.
+func (q *Queue) Index() uint16 { return load16(q.avail, abi.VringAvailIdx) }
+
+// EnableKickAt enables a kick for the element with index seen and those behind it, and reports whether the driver has
+// made one of them available already: then no kick comes for it. Elements before seen may be left in the ring.
+func (q *Queue) EnableKickAt(seen uint16) (posted bool) {
 	q.noKick = 0
 	if q.eventIdx {
 		at := abi.VringUsedRing + abi.VringUsedElemSize*q.num
-		binary.LittleEndian.PutUint16(q.used[at:], q.lastAvail)
+		binary.LittleEndian.PutUint16(q.used[at:], seen)
 		if q.log != nil {
 			q.log.Dirty(q.usedAt+uint64(at), 2)
 		}
 	}
 	q.storeUsed() // full barrier between the request and the look
-	n, err := q.Avail()
-	return n > 0, err
+	return q.Index() != seen
 }
 
 // DisableKick suppresses kicks. With EVENT_IDX the driver kicks once more at the last enabled index,

@@ -35,6 +35,9 @@ type Driver struct {
 	Attr   abi.QueryDeviceResult
 	Opt    Options
 
+	// Kicks counts the notifications of the device, each of which makes a guest exit.
+	Kicks uint64
+
 	bell *virtiotest.Doorbell
 	kick int // eventfd
 	ctrl *ring
@@ -220,7 +223,8 @@ func (d *Driver) enable() error {
 
 // startRing makes and starts a ring of the options' size.
 func (d *Driver) startRing(t testing.TB, index int, callValue uint64, withCall bool) (*ring, error) {
-	r := &ring{Ring: virtiotest.NewRing(d.Mem, d.Opt.RingNum, false), index: index, kick: -1, call: -1}
+	r := &ring{Ring: virtiotest.NewRing(d.Mem, d.Opt.RingNum, d.Opt.Features&(1<<abi.FeatureEventIdx) != 0),
+		index: index, kick: -1, call: -1}
 	if withCall {
 		r.call = Eventfd(t)
 	}
@@ -291,9 +295,10 @@ func (d *Driver) ringBell(r *ring) {
 			return
 		}
 		fd = d.kick
-	} else if !r.WantsKick() {
+	} else if !r.NeedsKick() {
 		return
 	}
+	d.Kicks++
 	unix.Write(fd, binary.NativeEndian.AppendUint64(nil, 1))
 }
 

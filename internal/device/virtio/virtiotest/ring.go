@@ -163,6 +163,19 @@ func (r *Ring) AvailEvent() uint16 {
 	return binary.LittleEndian.Uint16(r.mem.At(r.Used+abi.VringUsedRing+abi.VringUsedElemSize*uint64(r.Num), 2))
 }
 
+// NeedsKick reports whether the device must be kicked for what was published since the last call, as virtio has it
+// (2.7.10 and 2.7.13).
+func (r *Ring) NeedsKick() bool {
+	old := r.announced
+	r.announced = r.availIdx
+	if !r.EventIdx {
+		return r.WantsKick()
+	}
+	at := r.Used + abi.VringUsedRing + abi.VringUsedElemSize*uint64(r.Num)
+	event := uint16(word(r.mem.At(at&^3, 4), 0).Load() >> (8 * (at & 3)))
+	return r.availIdx-event-1 < r.availIdx-old
+}
+
 // WantsKick reports whether the device enabled kicks by used.flags.
 func (r *Ring) WantsKick() bool {
 	return word(r.mem.At(r.Used, 4), 0).Load()&abi.UsedNoNotify == 0
