@@ -14,6 +14,23 @@
 
 /* A list of pages is sent in pieces of whole pages, each contiguous. */
 #define PIECE_MAX (PAGE_SIZE << 5)
+#define MAX_PAGES 262144 /* the limit of a list */
+
+/*
+ * Returns the page size that the device takes a list of pages for: the smallest one
+ * of sizes, at most size, with which the region has as many pages as with size.
+ */
+static unsigned long meant_page_size(u64 sizes, unsigned long size, u64 address, u64 length)
+{
+	u64 last = address + length - 1;
+	unsigned int bit;
+
+	for (bit = 12; BIT_ULL(bit) < size; bit++)
+		if (sizes & BIT_ULL(bit) &&
+		    (last >> bit) - (address >> bit) == (last >> ilog2(size)) - (address >> ilog2(size)))
+			return BIT_ULL(bit);
+	return size;
+}
 
 static void take_keys(struct vroce_mr *mr, const struct hw_mr_result *res)
 {
@@ -92,7 +109,8 @@ static int make_page_list(struct page_list *l, struct ib_umem *umem, unsigned lo
 
 static int register_pages(struct vroce_verbs *verbs, struct vroce_mr *mr, u32 pdn, u64 address, u64 length, int access)
 {
-	unsigned long page_size = ib_umem_find_best_pgsz(mr->umem, le64_to_cpu(verbs->limits.page_size_cap), address);
+	u64 sizes = le64_to_cpu(verbs->limits.page_size_cap);
+	unsigned long page_size = ib_umem_find_best_pgsz(mr->umem, sizes, address);
 	struct page_list list = {};
 	struct hw_reg_user_mr req;
 	struct hw_mr_result res;
@@ -101,8 +119,9 @@ static int register_pages(struct vroce_verbs *verbs, struct vroce_mr *mr, u32 pd
 
 	if (!page_size)
 		return -EINVAL;
+	page_size = meant_page_size(sizes, page_size, address, length);
 	pages = ib_umem_num_dma_blocks(mr->umem, page_size);
-	if (!pages || pages > U32_MAX / sizeof(__le64))
+	if (!pages || pages > MAX_PAGES)
 		return -EINVAL;
 	err = make_page_list(&list, mr->umem, page_size, pages);
 	if (!err) {
@@ -200,8 +219,25 @@ static int set_page(struct ib_mr *ib, u64 address)
 
 int vroce_map_mr_sg(struct ib_mr *ib, struct scatterlist *sg, int count, unsigned int *offset)
 {
+	int n;
+
 	to_mr(ib)->npages = 0;
-	return ib_sg_to_pages(ib, sg, count, offset, set_page);
+	n = ib_sg_to_pages(ib, sg, count, offset, set_page);
+	/* Pages of more than 4 KiB in numbers that fit smaller ones, too, would be taken for those. */
+	if (n > 0 && meant_page_size(~0ULL, ib->page_size, ib->iova, ib->length) != ib->page_size)
+		return -EINVAL;
+	return n;
+}
+
+/* Frees the memory of the lists of pages that the device reads. */
+static void free_page_table(struct vroce_card *card, struct vroce_mr *mr)
+{
+	struct vroce_elements list = { .start = mr->pages, .length = mr->max_pages * sizeof(*mr->pages) };
+
+	if (READ_ONCE(card->broken))
+		vroce_orphan_elements(card, &list);
+	else
+		free_pages_exact(list.start, list.length);
 }
 
 int vroce_dereg_mr(struct ib_mr *ib, struct ib_udata *udata)
@@ -219,7 +255,7 @@ int vroce_dereg_mr(struct ib_mr *ib, struct ib_udata *udata)
 			ib_umem_release(mr->umem);
 	}
 	if (mr->pages)
-		free_pages_exact(mr->pages, mr->max_pages * sizeof(*mr->pages));
+		free_page_table(verbs->card, mr);
 	kfree(mr);
 	return 0;
 }
