@@ -99,6 +99,10 @@ static void work(struct work_struct *w)
 	u16 used = virtio16_to_cpu(vdev, smp_load_acquire(&ring->vr.used->idx));
 	u16 old = ring->avail_idx;
 
+	if ((u16)(used - ring->last_used) > e->queue.count) {
+		vroce_break(e->verbs->card, "it reported more events than it has buffers for");
+		return;
+	}
 	while (ring->last_used != used) {
 		u32 id = virtio32_to_cpu(vdev, ring->vr.used->ring[ring->last_used & (ring->vr.num - 1)].id);
 		struct hw_event *event = vroce_element(&e->queue, id % e->queue.count);
