@@ -163,15 +163,28 @@ int vroce_destroy_cq(struct ib_cq *ib, struct ib_udata *udata)
 
 /* ---- events ---- */
 
-void vroce_cq_check(struct vroce_verbs *verbs, struct vroce_cq *cq)
+/*
+ * Takes the event of cq if it is due. The lock makes one of it and of arm_by_word,
+ * so that an interrupt between the two words does not miss the event.
+ */
+static bool take_event(struct vroce_verbs *verbs, struct vroce_cq *cq)
 {
+	unsigned long flags;
 	bool due;
 
+	spin_lock_irqsave(&cq->queue.lock, flags);
 	if (cq->arm)
 		due = !READ_ONCE(*cq->arm);
 	else
 		due = used_index(verbs, cq) != READ_ONCE(cq->armed_at);
-	if (due && xchg(cq->wanted, 0) && cq->ib.comp_handler)
+	due = due && xchg(cq->wanted, 0);
+	spin_unlock_irqrestore(&cq->queue.lock, flags);
+	return due;
+}
+
+void vroce_cq_check(struct vroce_verbs *verbs, struct vroce_cq *cq)
+{
+	if (take_event(verbs, cq) && cq->ib.comp_handler)
 		cq->ib.comp_handler(&cq->ib, cq->ib.cq_context);
 }
 
@@ -186,11 +199,25 @@ static int arm_by_command(struct vroce_verbs *verbs, struct vroce_cq *cq, u32 wh
 
 static void arm_by_word(struct vroce_cq *cq, u32 what)
 {
+	unsigned long flags;
+
+	spin_lock_irqsave(&cq->queue.lock, flags);
 	if (what == HW_ARM_NEXT)
 		xchg(cq->arm, HW_ARM_NEXT);
 	else
 		cmpxchg(cq->arm, 0, HW_ARM_SOLICITED);
 	smp_store_mb(*cq->wanted, 1);
+	spin_unlock_irqrestore(&cq->queue.lock, flags);
+}
+
+/* Delivers the event that became due while a program armed its queue by the words itself. */
+static void check_for_program(struct vroce_verbs *verbs, struct vroce_cq *cq)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&verbs->card->verbs_lock, flags);
+	vroce_cq_check(verbs, cq);
+	spin_unlock_irqrestore(&verbs->card->verbs_lock, flags);
 }
 
 int vroce_req_notify_cq(struct ib_cq *ib, enum ib_cq_notify_flags flags)
@@ -198,23 +225,17 @@ int vroce_req_notify_cq(struct ib_cq *ib, enum ib_cq_notify_flags flags)
 	struct vroce_verbs *verbs = to_verbs(ib->device);
 	u32 what = (flags & IB_CQ_SOLICITED_MASK) == IB_CQ_SOLICITED ? HW_ARM_SOLICITED : HW_ARM_NEXT;
 	struct vroce_cq *cq = to_cq(ib);
-	unsigned long irq;
-	int err;
+	int err = 0;
 
-	if (!cq->arm) {
+	if (!cq->arm)
 		err = arm_by_command(verbs, cq, what);
-		if (err)
-			return err;
-	} else {
-		if (!ib->uobject) /* a program has set the words itself */
-			arm_by_word(cq, what);
-		spin_lock_irqsave(&verbs->card->verbs_lock, irq);
-		vroce_cq_check(verbs, cq);
-		spin_unlock_irqrestore(&verbs->card->verbs_lock, irq);
-	}
-	if (!(flags & IB_CQ_REPORT_MISSED_EVENTS) || ib->uobject)
-		return 0;
-	return used_index(verbs, cq) != cq->queue.ring->last_used;
+	else if (ib->uobject)
+		check_for_program(verbs, cq);
+	else
+		arm_by_word(cq, what);
+	if (err || !(flags & IB_CQ_REPORT_MISSED_EVENTS) || ib->uobject)
+		return err;
+	return used_index(verbs, cq) != READ_ONCE(cq->queue.ring->last_used);
 }
 
 /* ---- polling, for queues of the kernel ---- */
@@ -258,16 +279,52 @@ static enum ib_wc_opcode opcode_of(u8 opcode)
 	}
 }
 
-/* Translates a completion. Returns false if its queue pair is gone. */
-static bool translate(struct vroce_verbs *verbs, const struct hw_cqe *cqe, struct ib_wc *wc)
+/*
+ * Ends the work request of q that has the element number, and all before it, which
+ * have no completion. Returns false if there is no such request.
+ */
+static bool complete_request(struct vroce_queue *q, u32 number, u64 *wr_id)
+{
+	u32 offset;
+
+	if (!q->wr_ids || number >= q->count)
+		return false;
+	offset = (number + q->count - q->oldest) % q->count;
+	if (offset >= atomic_read_acquire(&q->open))
+		return false;
+	*wr_id = q->wr_ids[number];
+	q->oldest = (number + 1) % q->count;
+	atomic_sub_return_release(offset + 1, &q->open);
+	return true;
+}
+
+/*
+ * Finds the poster's name of the request that a completion in cq is of. Only a
+ * shared receive queue gives its posters' names to the device, because its elements
+ * are posted again before their completions are polled.
+ */
+static bool find_request(struct vroce_cq *cq, struct vroce_qp *qp, u64 cookie, u64 *wr_id)
+{
+	switch (cookie & VROCE_COOKIE_KIND) {
+	case VROCE_COOKIE_SEND:
+		return &cq->ib == qp->ib.send_cq && complete_request(&qp->send, (u32)cookie, wr_id);
+	case VROCE_COOKIE_RECV:
+		return &cq->ib == qp->ib.recv_cq && complete_request(&qp->recv, (u32)cookie, wr_id);
+	default:
+		*wr_id = cookie;
+		return &cq->ib == qp->ib.recv_cq && qp->ib.srq && !qp->ib.srq->uobject;
+	}
+}
+
+/* Translates a completion. Returns false if it is of no request, or of a queue pair that is gone. */
+static bool translate(struct vroce_verbs *verbs, struct vroce_cq *cq, const struct hw_cqe *cqe, struct ib_wc *wc)
 {
 	struct vroce_qp *qp = xa_load(&verbs->qps, le32_to_cpu(cqe->qp_num));
 	u32 flags = le32_to_cpu(cqe->wc_flags);
 
-	if (!qp || cqe->status == FORGOTTEN)
-		return false;
 	memset(wc, 0, sizeof(*wc));
-	wc->wr_id = le64_to_cpu(cqe->wr_id);
+	if (!qp || cqe->status == FORGOTTEN || !find_request(cq, qp, le64_to_cpu(cqe->wr_id), &wc->wr_id))
+		return false;
 	wc->status = status_of(cqe->status);
 	wc->opcode = opcode_of(cqe->opcode);
 	wc->vendor_err = le32_to_cpu(cqe->vendor_err);
@@ -287,20 +344,18 @@ static bool translate(struct vroce_verbs *verbs, const struct hw_cqe *cqe, struc
 	return true;
 }
 
-int vroce_poll_cq(struct ib_cq *ib, int count, struct ib_wc *wc)
+/* Takes up to count completions from the ring. q->lock is held. */
+static int poll_ring(struct vroce_verbs *verbs, struct vroce_cq *cq, int count, struct ib_wc *wc)
 {
-	struct vroce_verbs *verbs = to_verbs(ib->device);
-	struct vroce_queue *q = &to_cq(ib)->queue;
+	struct vroce_queue *q = &cq->queue;
 	struct vroce_ring *ring = q->ring;
-	u16 old, used;
-	unsigned long flags;
+	u16 old = ring->avail_idx, used = used_index(verbs, cq);
 	int n = 0;
 
-	if (ib->uobject)
-		return -EOPNOTSUPP; /* a program polls its rings itself */
-	spin_lock_irqsave(&q->lock, flags);
-	old = ring->avail_idx;
-	used = used_index(verbs, to_cq(ib));
+	if ((u16)(used - ring->last_used) > q->count) {
+		vroce_break(verbs->card, "it used more buffers than a completion queue has");
+		return 0;
+	}
 	while (n < count && ring->last_used != used) {
 		u32 id = virtio32_to_cpu(verbs->card->vdev,
 					 ring->vr.used->ring[ring->last_used & (ring->vr.num - 1)].id);
@@ -309,14 +364,64 @@ int vroce_poll_cq(struct ib_cq *ib, int count, struct ib_wc *wc)
 			vroce_break(verbs->card, "it used a buffer that a completion queue does not have");
 			break;
 		}
-		if (translate(verbs, vroce_element(q, id), &wc[n]))
+		if (translate(verbs, cq, vroce_element(q, id), &wc[n]))
 			n++;
 		vroce_queue_add(verbs, q, id);
 		ring->last_used++;
 	}
 	if (ring->avail_idx != old)
 		smp_store_release(&ring->vr.avail->idx, cpu_to_virtio16(verbs->card->vdev, ring->avail_idx));
-	spin_unlock_irqrestore(&q->lock, flags);
+	return n;
+}
+
+/* Flushes up to count requests of one queue of qp. */
+static int flush_queue(struct vroce_qp *qp, struct vroce_queue *q, int count, struct ib_wc *wc)
+{
+	int n = 0;
+
+	if (!q->wr_ids)
+		return 0;
+	while (n < count && complete_request(q, q->oldest, &wc[n].wr_id)) {
+		u64 wr_id = wc[n].wr_id;
+
+		wc[n++] = (struct ib_wc){ .wr_id = wr_id, .status = IB_WC_WR_FLUSH_ERR, .qp = &qp->ib, .port_num = 1 };
+	}
+	return n;
+}
+
+/*
+ * Completes requests in place of a broken card, so that those who wait for them go
+ * on. q->lock is held, and keeps the queue pairs, see vroce_cq_forget.
+ */
+static int flush(struct vroce_verbs *verbs, struct vroce_cq *cq, int count, struct ib_wc *wc)
+{
+	struct vroce_qp *qp;
+	unsigned long number;
+	int n = 0;
+
+	xa_for_each(&verbs->qps, number, qp) {
+		if (qp->ib.send_cq == &cq->ib)
+			n += flush_queue(qp, &qp->send, count - n, wc + n);
+		if (qp->ib.recv_cq == &cq->ib)
+			n += flush_queue(qp, &qp->recv, count - n, wc + n);
+	}
+	return n;
+}
+
+int vroce_poll_cq(struct ib_cq *ib, int count, struct ib_wc *wc)
+{
+	struct vroce_verbs *verbs = to_verbs(ib->device);
+	struct vroce_cq *cq = to_cq(ib);
+	unsigned long flags;
+	int n;
+
+	if (ib->uobject)
+		return -EOPNOTSUPP; /* a program polls its rings itself */
+	spin_lock_irqsave(&cq->queue.lock, flags);
+	n = poll_ring(verbs, cq, count, wc);
+	if (n < count && READ_ONCE(verbs->card->broken))
+		n += flush(verbs, cq, count - n, wc + n);
+	spin_unlock_irqrestore(&cq->queue.lock, flags);
 	return n;
 }
 

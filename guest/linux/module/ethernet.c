@@ -46,7 +46,7 @@ struct vroce_ethernet {
 
 	spinlock_t netdev_lock;
 	struct net_device *netdev;      /* virtio_net's, while it is registered */
-	bool link_up;                   /* as the RDMA half was last told */
+	bool link_up;                   /* as last reported to the RDMA half */
 	struct mutex verbs_lock;        /* of adding and removing the RDMA half */
 	struct work_struct verbs_work;
 };
@@ -60,7 +60,7 @@ static struct vroce_ethernet *to_ethernet(struct virtio_device *vdev)
 
 /* ---- the RDMA half, which needs a running card and a network interface ---- */
 
-/* Adds the RDMA half, or tells it that the link came or went. */
+/* Adds the RDMA half, or reports to it that the link came or went. */
 static void add_verbs(struct vroce_ethernet *eth, struct net_device *netdev)
 {
 	struct vroce_card *card = eth->card;

@@ -35,6 +35,12 @@ void vroce_break(struct vroce_card *card, const char *why)
 		"the card works no more: %s. fix: unload and load virtio_roce, or restart the machine\n", why);
 	virtio_break_device(card->vdev);
 	vroce_ethernet_break(card);
+	schedule_work(&card->broken_work);
+}
+
+static void report_broken(struct work_struct *work)
+{
+	vroce_verbs_broken(container_of(work, struct vroce_card, broken_work));
 }
 
 static u32 read_config(struct virtio_device *vdev, unsigned int offset)
@@ -87,6 +93,7 @@ static int probe(struct virtio_device *vdev)
 	spin_lock_init(&card->verbs_lock);
 	vroce_rings_init(card);
 	INIT_WORK(&card->config_work, config_changed_later);
+	INIT_WORK(&card->broken_work, report_broken);
 	vdev->priv = card;
 	err = vroce_control_init(card);
 	if (err)
@@ -109,6 +116,7 @@ static void remove(struct virtio_device *vdev)
 
 	vroce_ethernet_remove(card);
 	cancel_work_sync(&card->config_work);
+	cancel_work_sync(&card->broken_work);
 	virtio_reset_device(vdev);
 	vdev->priv = NULL;
 	kfree(card->control);

@@ -17,6 +17,31 @@ static int kick_for_program(struct vroce_queue *q)
 	return 0;
 }
 
+static bool is_full(struct vroce_queue *q)
+{
+	return atomic_read_acquire(&q->open) == q->count;
+}
+
+/* Makes the next element, which is filled, available as the request wr_id. */
+static void add_request(struct vroce_verbs *verbs, struct vroce_queue *q, u64 wr_id)
+{
+	q->wr_ids[q->next] = wr_id;
+	vroce_queue_add(verbs, q, q->next);
+	q->next = (q->next + 1) % q->count;
+	atomic_inc_return_release(&q->open);
+}
+
+/* Shows the device what was added since the position old. A broken card sees nothing: polls flush its requests. */
+static void publish(struct vroce_verbs *verbs, struct vroce_queue *q, u16 old)
+{
+	if (q->ring->avail_idx == old)
+		return;
+	vroce_queue_publish(verbs, q, old);
+	smp_mb(); /* pairs with vroce_break: either this sees the broken card, or its work sees the requests */
+	if (READ_ONCE(verbs->card->broken))
+		schedule_work(&verbs->card->broken_work);
+}
+
 static void fill_sges(struct hw_sge *to, const struct ib_sge *from, int count)
 {
 	int i;
@@ -141,7 +166,6 @@ static int fill_send(struct vroce_qp *qp, void *element, const struct ib_send_wr
 	n = fill_operation(qp, head, wr);
 	if (n)
 		return n;
-	head->wr_id = cpu_to_le64(wr->wr_id);
 	head->send_flags = (wr->send_flags & IB_SEND_FENCE ? HW_SEND_FENCE : 0) |
 			   (wr->send_flags & IB_SEND_SIGNALED || qp->signal_all ? HW_SEND_SIGNALED : 0) |
 			   (wr->send_flags & IB_SEND_SOLICITED ? HW_SEND_SOLICITED : 0);
@@ -166,7 +190,7 @@ int vroce_post_send(struct ib_qp *ib, const struct ib_send_wr *wr, const struct 
 	struct vroce_qp *qp = to_qp(ib);
 	struct vroce_queue *q = &qp->send;
 	unsigned long flags;
-	int err = 0, pending;
+	int err = 0;
 	u16 old;
 
 	if (ib->uobject) {
@@ -175,28 +199,25 @@ int vroce_post_send(struct ib_qp *ib, const struct ib_send_wr *wr, const struct 
 	}
 	spin_lock_irqsave(&q->lock, flags);
 	old = q->ring->avail_idx;
-	pending = vroce_queue_pending(verbs, q);
 	for (; wr; wr = wr->next) {
-		err = pending < 0 ? pending : pending == q->count ? -ENOMEM : 0;
-		if (!err)
-			err = fill_send(qp, vroce_element(q, q->next), wr);
+		struct hw_send *element = vroce_element(q, q->next);
+
+		err = is_full(q) ? -ENOMEM : fill_send(qp, element, wr);
 		if (err) {
 			*bad = wr;
 			break;
 		}
-		vroce_queue_add(verbs, q, q->next);
-		q->next = (q->next + 1) % q->count;
-		pending++;
+		element->wr_id = cpu_to_le64(VROCE_COOKIE_SEND | q->next);
+		add_request(verbs, q, wr->wr_id);
 	}
-	if (q->ring->avail_idx != old)
-		vroce_queue_publish(verbs, q, old);
+	publish(verbs, q, old);
 	spin_unlock_irqrestore(&q->lock, flags);
 	return err;
 }
 
-static void fill_recv(struct hw_recv *e, const struct ib_recv_wr *wr)
+static void fill_recv(struct hw_recv *e, const struct ib_recv_wr *wr, u64 wr_id)
 {
-	e->wr_id = cpu_to_le64(wr->wr_id);
+	e->wr_id = cpu_to_le64(wr_id);
 	e->num_sge = cpu_to_le32(wr->num_sge);
 	memset(e->reserved, 0, sizeof(e->reserved));
 	fill_sges(e->sge, wr->sg_list, wr->num_sge);
@@ -208,7 +229,7 @@ int vroce_post_recv(struct ib_qp *ib, const struct ib_recv_wr *wr, const struct 
 	struct vroce_qp *qp = to_qp(ib);
 	struct vroce_queue *q = &qp->recv;
 	unsigned long flags;
-	int err = 0, pending;
+	int err = 0;
 	u16 old;
 
 	if (ib->uobject || !q->ring) {
@@ -217,22 +238,16 @@ int vroce_post_recv(struct ib_qp *ib, const struct ib_recv_wr *wr, const struct 
 	}
 	spin_lock_irqsave(&q->lock, flags);
 	old = q->ring->avail_idx;
-	pending = vroce_queue_pending(verbs, q);
 	for (; wr; wr = wr->next) {
-		err = pending < 0 ? pending : pending == q->count ? -ENOMEM : 0;
-		if (!err && wr->num_sge > qp->max_recv_sge)
-			err = -EINVAL;
+		err = is_full(q) ? -ENOMEM : wr->num_sge > qp->max_recv_sge ? -EINVAL : 0;
 		if (err) {
 			*bad = wr;
 			break;
 		}
-		fill_recv(vroce_element(q, q->next), wr);
-		vroce_queue_add(verbs, q, q->next);
-		q->next = (q->next + 1) % q->count;
-		pending++;
+		fill_recv(vroce_element(q, q->next), wr, VROCE_COOKIE_RECV | q->next);
+		add_request(verbs, q, wr->wr_id);
 	}
-	if (q->ring->avail_idx != old)
-		vroce_queue_publish(verbs, q, old);
+	publish(verbs, q, old);
 	spin_unlock_irqrestore(&q->lock, flags);
 	return err;
 }
@@ -258,12 +273,17 @@ static int reap_srq(struct vroce_verbs *verbs, struct vroce_srq *srq)
 	return 0;
 }
 
+/* Reports whether the device would take wr_id for one of a queue pair's own requests. */
+static bool names_other_queue(u64 wr_id)
+{
+	return (wr_id & VROCE_COOKIE_KIND) == VROCE_COOKIE_SEND || (wr_id & VROCE_COOKIE_KIND) == VROCE_COOKIE_RECV;
+}
+
 int vroce_post_srq_recv(struct ib_srq *ib, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad)
 {
 	struct vroce_verbs *verbs = to_verbs(ib->device);
 	struct vroce_srq *srq = to_srq(ib);
 	struct vroce_queue *q = &srq->queue;
-	u32 max_sge = (q->size - sizeof(struct hw_recv)) / sizeof(struct hw_sge);
 	unsigned long flags;
 	int err;
 	u16 old;
@@ -280,18 +300,17 @@ int vroce_post_srq_recv(struct ib_srq *ib, const struct ib_recv_wr *wr, const st
 
 		if (!err && !srq->free_count)
 			err = -ENOMEM;
-		if (!err && wr->num_sge > max_sge)
+		if (!err && (wr->num_sge > srq->max_sge || names_other_queue(wr->wr_id)))
 			err = -EINVAL;
 		if (err) {
 			*bad = wr;
 			break;
 		}
 		element = srq->free[--srq->free_count];
-		fill_recv(vroce_element(q, element), wr);
+		fill_recv(vroce_element(q, element), wr, wr->wr_id);
 		vroce_queue_add(verbs, q, element);
 	}
-	if (q->ring->avail_idx != old)
-		vroce_queue_publish(verbs, q, old);
+	publish(verbs, q, old);
 	spin_unlock_irqrestore(&q->lock, flags);
 	return err;
 }

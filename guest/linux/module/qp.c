@@ -74,7 +74,7 @@ static int check_capacity(struct ib_device *device, const struct ib_qp_init_attr
 }
 
 /* The octets of a send element of qp. */
-u32 vroce_send_size(const struct vroce_qp *qp)
+static u32 send_size(const struct vroce_qp *qp)
 {
 	u32 sges = qp->max_send_sge * sizeof(struct hw_sge);
 	u32 size = qp->compact ? sizeof(struct hw_send_compact) + max(sges, qp->max_inline)
@@ -83,17 +83,25 @@ u32 vroce_send_size(const struct vroce_qp *qp)
 	return ALIGN(size, 64);
 }
 
-static int make_queues(struct vroce_verbs *verbs, struct vroce_qp *qp, const struct ib_qp_init_attr *attr)
+static int make_queue(struct vroce_verbs *verbs, struct vroce_queue *q, struct vroce_ring *ring, u32 count, u32 size,
+		      bool for_kernel)
+{
+	int err = vroce_queue_init(verbs, q, ring, max(count, 1u), size, 0, false);
+
+	return err || !for_kernel ? err : vroce_queue_for_kernel(q);
+}
+
+static int make_queues(struct vroce_verbs *verbs, struct vroce_qp *qp, const struct ib_qp_init_attr *attr,
+		       bool for_kernel)
 {
 	u32 qpn = qp->ib.qp_num;
 	u32 size = ALIGN(sizeof(struct hw_recv) + attr->cap.max_recv_sge * sizeof(struct hw_sge), 64);
-	int err = vroce_queue_init(verbs, &qp->send, vroce_send_ring(verbs->card, qpn), max(attr->cap.max_send_wr, 1u),
-				   vroce_send_size(qp), 0, false);
+	int err = make_queue(verbs, &qp->send, vroce_send_ring(verbs->card, qpn), attr->cap.max_send_wr, send_size(qp),
+			     for_kernel);
 
 	if (err || attr->srq)
 		return err;
-	return vroce_queue_init(verbs, &qp->recv, vroce_recv_ring(verbs->card, qpn), max(attr->cap.max_recv_wr, 1u), size,
-				0, false);
+	return make_queue(verbs, &qp->recv, vroce_recv_ring(verbs->card, qpn), attr->cap.max_recv_wr, size, for_kernel);
 }
 
 static int answer_program(struct vroce_verbs *verbs, struct vroce_qp *qp, struct ib_udata *udata)
@@ -117,6 +125,12 @@ static void free_queues(struct vroce_verbs *verbs, struct vroce_qp *qp)
 	vroce_queue_free(verbs, &qp->recv);
 }
 
+/* What the device can do at the creation of a queue pair. */
+static u32 create_flags(const struct vroce_verbs *verbs, enum ib_qp_type type)
+{
+	return verbs->extensions & HW_CAP_MCAST && type == IB_QPT_UD ? IB_QP_CREATE_BLOCK_MULTICAST_LOOPBACK : 0;
+}
+
 int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_udata *udata)
 {
 	struct vroce_verbs *verbs = to_verbs(ib->device);
@@ -125,7 +139,7 @@ int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_ud
 	int type = type_of(attr->qp_type), err;
 	struct hw_create_qp req;
 
-	if (type < 0 || attr->create_flags)
+	if (type < 0 || attr->create_flags & ~create_flags(verbs, attr->qp_type))
 		return -EOPNOTSUPP;
 	qp->compact = verbs->extensions & HW_CAP_SG_WQE;
 	if (!qp->compact)
@@ -133,6 +147,8 @@ int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_ud
 	err = check_capacity(ib->device, attr, max_inline);
 	if (err)
 		return err;
+	if (!udata && verbs->extensions & HW_CAP_MEM_MGT && !attr->cap.max_send_sge)
+		attr->cap.max_send_sge = 1; /* the list of pages of REG_MR */
 	qp->max_send_sge = attr->cap.max_send_sge;
 	qp->max_recv_sge = attr->cap.max_recv_sge;
 	qp->max_inline = attr->cap.max_inline_data;
@@ -152,13 +168,14 @@ int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_ud
 			.max_inline_data = cpu_to_le32(attr->cap.max_inline_data),
 		},
 		.srqn1 = cpu_to_le32(attr->srq ? to_srq(attr->srq)->srqn + 1 : 0),
-		.qp_flags = cpu_to_le32(qp->compact ? HW_QP_SG_WQE : 0),
+		.qp_flags = cpu_to_le32((qp->compact ? HW_QP_SG_WQE : 0) |
+					(attr->create_flags ? HW_QP_BLOCK_SELF_MCAST : 0)),
 	};
 	mutex_lock(&verbs->objects);
 	err = vroce_create_numbered(verbs, HW_CREATE_QP, &req, sizeof(req), &ib->qp_num, sizeof(struct hw_handle));
 	if (err)
 		goto unlock;
-	err = make_queues(verbs, qp, attr);
+	err = make_queues(verbs, qp, attr, !udata);
 	if (!err && udata)
 		err = answer_program(verbs, qp, udata);
 	if (!err)
@@ -217,6 +234,26 @@ static u32 mask_of(int mask)
 	return hw;
 }
 
+static void forget_completions(struct ib_qp *ib)
+{
+	vroce_cq_forget(to_cq(ib->send_cq), ib->qp_num);
+	if (ib->recv_cq != ib->send_cq)
+		vroce_cq_forget(to_cq(ib->recv_cq), ib->qp_num);
+}
+
+/* The device has returned all elements without completions. */
+static void after_reset(struct ib_qp *ib)
+{
+	struct vroce_queue *queues[] = { &to_qp(ib)->send, &to_qp(ib)->recv };
+	unsigned int i;
+
+	forget_completions(ib);
+	for (i = 0; i < ARRAY_SIZE(queues); i++) {
+		queues[i]->oldest = queues[i]->next;
+		atomic_set(&queues[i]->open, 0);
+	}
+}
+
 int vroce_modify_qp(struct ib_qp *ib, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
 {
 	enum ib_qp_state from = mask & IB_QP_CUR_STATE ? attr->cur_qp_state : to_qp(ib)->state;
@@ -251,10 +288,13 @@ int vroce_modify_qp(struct ib_qp *ib, struct ib_qp_attr *attr, int mask, struct 
 	if (mask & IB_QP_AV)
 		vroce_fill_ah(&req.ah_attr, &attr->ah_attr);
 	err = vroce_do(verbs, HW_MODIFY_QP, &req, false);
-	if (err == -EIO && to == IB_QPS_ERR)
-		err = 0; /* the card is broken, and sends nothing more */
-	if (!err && mask & IB_QP_STATE)
+	if (READ_ONCE(verbs->card->broken) && to == IB_QPS_ERR)
+		err = 0; /* it sends nothing more */
+	if (!err && mask & IB_QP_STATE) {
 		WRITE_ONCE(qp->state, to);
+		if (to == IB_QPS_RESET)
+			after_reset(ib);
+	}
 	return err;
 }
 
@@ -317,10 +357,8 @@ int vroce_destroy_qp(struct ib_qp *ib, struct ib_udata *udata)
 	mutex_lock(&verbs->objects);
 	err = vroce_destroy(verbs, HW_DESTROY_QP, ib->qp_num);
 	if (!err) {
-		vroce_cq_forget(to_cq(ib->send_cq), ib->qp_num);
-		if (ib->recv_cq != ib->send_cq)
-			vroce_cq_forget(to_cq(ib->recv_cq), ib->qp_num);
 		xa_erase(&verbs->qps, ib->qp_num);
+		forget_completions(ib);
 		free_queues(verbs, qp);
 	}
 	mutex_unlock(&verbs->objects);

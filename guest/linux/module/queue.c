@@ -44,6 +44,8 @@ int vroce_queue_init(struct vroce_verbs *verbs, struct vroce_queue *q, struct vr
 	q->count = count;
 	q->size = size;
 	q->next = 0;
+	q->oldest = 0;
+	atomic_set(&q->open, 0);
 	spin_lock_init(&q->lock);
 	vroce_ring_reset(verbs->card, ring);
 	for (i = 0; i < ring->vr.num; i++) {
@@ -54,6 +56,12 @@ int vroce_queue_init(struct vroce_verbs *verbs, struct vroce_queue *q, struct vr
 		d->flags = cpu_to_virtio16(vdev, flags);
 	}
 	return 0;
+}
+
+int vroce_queue_for_kernel(struct vroce_queue *q)
+{
+	q->wr_ids = kvcalloc(q->count, sizeof(*q->wr_ids), GFP_KERNEL);
+	return q->wr_ids ? 0 : -ENOMEM;
 }
 
 static struct vroce_mapping *add_mapping(struct vroce_verbs *verbs, struct ib_ucontext *context, phys_addr_t start,
@@ -131,6 +139,8 @@ void vroce_queue_free(struct vroce_verbs *verbs, struct vroce_queue *q)
 		if (q->maps[i])
 			rdma_user_mmap_entry_remove(&q->maps[i]->entry);
 	free_elements(verbs->card, &q->elements);
+	kvfree(q->wr_ids);
+	q->wr_ids = NULL;
 	q->ring = NULL;
 }
 
@@ -139,8 +149,12 @@ void vroce_mmap_free(struct rdma_user_mmap_entry *entry)
 {
 	struct vroce_mapping *m = container_of(entry, struct vroce_mapping, entry);
 
-	if (m->ring)
-		atomic_dec(&m->ring->mapped);
+	if (m->ring) {
+		/* The program may have written the ring after its queue was gone; the next owner gets it empty. */
+		if (!READ_ONCE(m->card->broken))
+			vroce_ring_reset(m->card, m->ring);
+		atomic_fetch_dec_release(&m->ring->mapped);
+	}
 	free_elements(m->card, &m->elements);
 	kfree(m);
 }
@@ -178,19 +192,6 @@ void vroce_queue_publish(struct vroce_verbs *verbs, struct vroce_queue *q, u16 o
 		vring_used_event(&ring->vr) = cpu_to_virtio16(vdev, ring->avail_idx + 0x4000);
 	smp_store_release(&ring->vr.avail->idx, cpu_to_virtio16(vdev, ring->avail_idx));
 	vroce_ring_kick(verbs->card, ring, old);
-}
-
-int vroce_queue_pending(struct vroce_verbs *verbs, struct vroce_queue *q)
-{
-	struct vroce_ring *ring = q->ring;
-	u16 used = virtio16_to_cpu(verbs->card->vdev, smp_load_acquire(&ring->vr.used->idx));
-	u16 pending = ring->avail_idx - used;
-
-	if (pending > q->count) {
-		vroce_break(verbs->card, "a ring has more used elements than available ones");
-		return -EIO;
-	}
-	return pending;
 }
 
 /* ---- memory of a device that does not answer ---- */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The rings of RDMA queues. The virtio core makes them and tells the device where
- * they are; afterwards the owner of a queue runs its rings, not the core.
+ * The rings of RDMA queues. The virtio core makes them and gives the device their
+ * addresses; afterwards the owner of a queue runs its rings, not the core.
  *
  * The core calls the callback of a ring at an interrupt if the device's used
  * index differs from the core's own, which stays 0 here. So it misses the

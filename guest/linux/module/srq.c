@@ -56,6 +56,7 @@ int vroce_create_srq(struct ib_srq *ib, struct ib_srq_init_attr *attr, struct ib
 			       false);
 	if (err)
 		goto destroy;
+	srq->max_sge = attr->attr.max_sge;
 	err = udata ? answer_program(verbs, srq, udata) : make_free_list(srq);
 	if (err)
 		goto destroy;

@@ -23,7 +23,12 @@ int vroce_destroy(struct vroce_verbs *verbs, u8 command, u32 handle)
 	struct hw_handle req = { .handle = cpu_to_le32(handle) };
 	int err = vroce_do(verbs, command, &req, false);
 
-	return READ_ONCE(verbs->card->broken) ? 0 : err;
+	if (!err || READ_ONCE(verbs->card->broken))
+		return 0;
+	if (err == -EBUSY || (err == -EINVAL && !verbs->card->errno_acks))
+		return -EBUSY;
+	vroce_break(verbs->card, "it refused to destroy an object");
+	return 0;
 }
 
 struct ib_ucontext *vroce_context_of(struct ib_udata *udata)
@@ -45,7 +50,7 @@ static int query_device(struct ib_device *ib, struct ib_device_attr *attr, struc
 	attr->hw_ver = le32_to_cpu(l->hw_ver);
 	attr->max_mr_size = le64_to_cpu(l->max_mr_size);
 	attr->page_size_cap = le64_to_cpu(l->page_size_cap);
-	attr->device_cap_flags = IB_DEVICE_RC_RNR_NAK_GEN | IB_DEVICE_CHANGE_PHY_PORT;
+	attr->device_cap_flags = IB_DEVICE_RC_RNR_NAK_GEN;
 	attr->max_qp = verbs->card->max_qps - 1;
 	attr->max_qp_wr = le32_to_cpu(l->max_qp_wr);
 	attr->max_send_sge = le32_to_cpu(l->max_send_sge);
@@ -193,7 +198,9 @@ static int destroy_ah(struct ib_ah *ib, u32 flags)
 	};
 	int err = vroce_do(verbs, HW_DESTROY_AH, &req, !(flags & RDMA_DESTROY_AH_SLEEPABLE));
 
-	return READ_ONCE(verbs->card->broken) ? 0 : err;
+	if (err)
+		vroce_break(verbs->card, "it refused to destroy an address handle");
+	return 0;
 }
 
 static int create_ah(struct ib_ah *ib, struct rdma_ah_init_attr *attr, struct ib_udata *udata)
@@ -449,6 +456,26 @@ void vroce_verbs_interrupt(struct vroce_card *card, u32 number)
 		vroce_events_interrupt(verbs);
 	else if (verbs && verbs->cqs[number])
 		vroce_cq_check(verbs, verbs->cqs[number]);
+	spin_unlock_irqrestore(&card->verbs_lock, flags);
+}
+
+void vroce_verbs_broken(struct vroce_card *card)
+{
+	struct ib_event event = { .event = IB_EVENT_DEVICE_FATAL, .element.port_num = 1 };
+	struct vroce_verbs *verbs;
+	unsigned long flags;
+	u32 i;
+
+	spin_lock_irqsave(&card->verbs_lock, flags);
+	verbs = card->verbs;
+	for (i = 0; verbs && i < card->max_cqs; i++)
+		if (verbs->cqs[i] && verbs->cqs[i]->ib.comp_handler)
+			verbs->cqs[i]->ib.comp_handler(&verbs->cqs[i]->ib, verbs->cqs[i]->ib.cq_context);
+	if (verbs && !verbs->reported_broken) {
+		verbs->reported_broken = true;
+		event.device = &verbs->ib;
+		ib_dispatch_event(&event);
+	}
 	spin_unlock_irqrestore(&card->verbs_lock, flags);
 }
 

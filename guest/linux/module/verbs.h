@@ -30,6 +30,7 @@ struct vroce_verbs {
 	struct xarray srqs;              /* struct vroce_srq by number */
 	struct vroce_cq **cqs;           /* [card->max_cqs], by number; under card->verbs_lock */
 	struct vroce_events *events;     /* NULL without ASYNC_EVQ */
+	bool reported_broken;            /* IB_EVENT_DEVICE_FATAL is dispatched */
 };
 
 /*
@@ -59,7 +60,11 @@ struct vroce_queue {
 	u8 *first;                       /* element 0 */
 	u32 count;                       /* elements */
 	u32 size;                        /* octets of each */
-	u32 next;                        /* element of the next work request; kernel's queues in order only */
+	/* Of the work requests of a queue pair of the kernel, which take the elements in order: */
+	u64 *wr_ids;                     /* [count]: what the poster calls each; the device gets the element's number */
+	u32 next;                        /* element of the next one; under lock */
+	u32 oldest;                      /* element of the oldest one without a completion; under the lock of its CQ */
+	atomic_t open;                   /* elements from oldest to next */
 	spinlock_t lock;                 /* of posting to, or polling, a queue of the kernel */
 	struct vroce_mapping *maps[3];   /* ring, elements, doorbell; of a program's queue */
 };
@@ -96,6 +101,7 @@ struct vroce_srq {
 	struct ib_srq ib;
 	u32 srqn;
 	struct vroce_queue queue;
+	u32 max_sge;
 	u16 *free;                       /* numbers of free elements; of a queue of the kernel */
 	u32 free_count;
 };
@@ -140,7 +146,10 @@ struct vroce_context {
 
 /* The program that a command comes from. udata is not NULL. */
 struct ib_ucontext *vroce_context_of(struct ib_udata *udata);
-/* A command that destroys an object. Returns 0 also if the card is broken: its reset destroys everything. */
+/*
+ * A command that destroys an object. Returns -EBUSY if the object is in use, else 0: a
+ * device that refuses is broken, and the reset of a broken card destroys everything.
+ */
 int vroce_destroy(struct vroce_verbs *verbs, u8 command, u32 handle);
 
 /* ---- queue.c ---- */
@@ -155,14 +164,14 @@ int vroce_queue_init(struct vroce_verbs *verbs, struct vroce_queue *q, struct vr
 /* Describes the queue to the program of context, which may map it then. */
 int vroce_queue_map(struct vroce_verbs *verbs, struct vroce_queue *q, struct ib_ucontext *context,
 		    struct vroce_ring_map *map);
+/* Lets a queue of the kernel hold work requests. Returns 0 or -ENOMEM. */
+int vroce_queue_for_kernel(struct vroce_queue *q);
 /* Frees the queue. The device has destroyed its object. A mapping of a program keeps the memory. */
 void vroce_queue_free(struct vroce_verbs *verbs, struct vroce_queue *q);
 /* Makes element number available; q->lock is held. vroce_queue_publish follows. */
 void vroce_queue_add(struct vroce_verbs *verbs, struct vroce_queue *q, u16 element);
 /* Shows the device all that was added since the position old, and rings the doorbell if that is wanted. */
 void vroce_queue_publish(struct vroce_verbs *verbs, struct vroce_queue *q, u16 old);
-/* Returns how many elements the device has not used yet, or a negative errno if it lies. */
-int vroce_queue_pending(struct vroce_verbs *verbs, struct vroce_queue *q);
 
 static inline void *vroce_element(const struct vroce_queue *q, u32 number)
 {
@@ -183,10 +192,22 @@ int vroce_create_cq(struct ib_cq *ib, int entries, struct ib_udata *udata);
 int vroce_destroy_cq(struct ib_cq *ib, struct ib_udata *udata);
 int vroce_poll_cq(struct ib_cq *ib, int count, struct ib_wc *wc);
 int vroce_req_notify_cq(struct ib_cq *ib, enum ib_cq_notify_flags flags);
-/* Has polls of the queue leave out completions of a queue pair that is gone. */
+/*
+ * Has polls of the queue leave out completions that a queue pair has by now. When it
+ * returns, no poll uses a queue pair that was taken out of verbs->qps before.
+ */
 void vroce_cq_forget(struct vroce_cq *cq, u32 qpn);
 /* Calls the completion handler if an event is due. card->verbs_lock is held. */
 void vroce_cq_check(struct vroce_verbs *verbs, struct vroce_cq *cq);
+
+/*
+ * The wr_id that the device gets for a work request of a queue pair of the kernel:
+ * one of these, and the number of the element. Neither is the start of a kernel's
+ * address.
+ */
+#define VROCE_COOKIE_SEND (0x5eedULL << 48)
+#define VROCE_COOKIE_RECV (0x5eeeULL << 48)
+#define VROCE_COOKIE_KIND (0xffffULL << 48)
 
 /* ---- qp.c, srq.c, post.c ---- */
 
@@ -212,7 +233,6 @@ int vroce_destroy_srq(struct ib_srq *ib, struct ib_udata *udata);
 int vroce_post_send(struct ib_qp *ib, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
 int vroce_post_recv(struct ib_qp *ib, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad);
 int vroce_post_srq_recv(struct ib_srq *ib, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad);
-u32 vroce_send_size(const struct vroce_qp *qp);
 
 /* ---- mr.c ---- */
 

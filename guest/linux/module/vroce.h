@@ -26,8 +26,8 @@ struct vroce_verbs;
 #define VROCE_F_ROCE 55
 
 /*
- * A ring of an RDMA queue. The virtio core has made its memory and told the
- * device about it; from then on only the owner of the queue, in the kernel or in
+ * A ring of an RDMA queue. The virtio core has made its memory and given the
+ * device its addresses; from then on only the owner of the queue, in the kernel or in
  * a program, uses it. Positions run freely modulo 2^16.
  */
 struct vroce_ring {
@@ -68,6 +68,7 @@ struct vroce_card {
 	struct vroce_orphan *orphans;   /* memory that a broken card may still write */
 	spinlock_t verbs_lock;  /* of verbs, its completion queues, and orphans; interrupts are off */
 	struct work_struct config_work;
+	struct work_struct broken_work; /* reports the broken card to the RDMA half */
 };
 
 static inline struct vroce_ring *vroce_send_ring(struct vroce_card *card, u32 qpn)
@@ -157,6 +158,11 @@ int vroce_verbs_add(struct vroce_card *card, struct net_device *netdev);
 void vroce_verbs_remove(struct vroce_card *card);
 /* The ring of completion queue number cq may have new completions. Hard interrupt context, or interrupts are off. */
 void vroce_verbs_interrupt(struct vroce_card *card, u32 cq);
+/*
+ * The card is broken: calls the handlers of all completion queues, whose polls flush
+ * the requests, and dispatches an event. Process context.
+ */
+void vroce_verbs_broken(struct vroce_card *card);
 /* The card is reset, and writes to no memory any more. */
 void vroce_verbs_after_reset(struct vroce_card *card);
 /* The network interface's carrier came or went. Process context. */

@@ -17,7 +17,7 @@
 #include <rdma/ib_umem.h>
 #include <rdma/uverbs_ioctl.h>
 
-/* How virtio_find_vqs is told of its queues: since 6.11 by one structure for each. */
+/* How virtio_find_vqs gets its queues: since 6.11 by one structure for each. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 
 #define vroce_queue_info virtqueue_info

@@ -166,7 +166,8 @@ struct hw_create_qp {
 	__le32 reserved[2];
 };
 
-#define HW_QP_SG_WQE 1
+#define HW_QP_SG_WQE           1
+#define HW_QP_BLOCK_SELF_MCAST 2
 
 enum { HW_QPT_GSI = 1, HW_QPT_RC = 2, HW_QPT_UC = 3, HW_QPT_UD = 4 };
 
