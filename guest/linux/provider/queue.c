@@ -237,6 +237,8 @@ static int fill_send(struct vroce_qp *qp, struct vroce_send *element, const stru
 		break;
 	}
 
+	if (count > qp->max_send_sge)
+		return EINVAL;
 	memset(list->reserved, 0, sizeof(list->reserved));
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		uint8_t *to = (uint8_t *)element + qp->inline_at;
@@ -253,8 +255,6 @@ static int fill_send(struct vroce_qp *qp, struct vroce_send *element, const stru
 		list->num_sge = length;
 		return 0;
 	}
-	if (count > qp->max_send_sge)
-		return EINVAL;
 	list->num_sge = count;
 	fill_list(list->sge, wr->sg_list, count);
 	return 0;

@@ -327,6 +327,9 @@ static void test_refusals(void)
 	device_use(&pair->send, device_take(&pair->send), true);
 	wr[4].num_sge = 5;
 	CHECK(vroce_post_send(&pair->qp.qp, &wr[4], &bad) == EINVAL && bad == &wr[4]);
+	wr[4].send_flags = IBV_SEND_INLINE;
+	CHECK(vroce_post_send(&pair->qp.qp, &wr[4], &bad) == EINVAL && bad == &wr[4]);
+	wr[4].send_flags = 0;
 	wr[4].num_sge = -1;
 	CHECK(vroce_post_send(&pair->qp.qp, &wr[4], &bad) == EINVAL && bad == &wr[4]);
 	wr[4].num_sge = 4;
