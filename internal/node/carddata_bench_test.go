@@ -67,10 +67,14 @@ func cardNode(tb testing.TB, change func(*config.Config)) *running {
 }
 
 // card adds a card to a switch, with an address, and connects a driver. peer is how to reach its queue pair.
-func (r *running) card(tb testing.TB, vesw, name, addr string) (w *writer, peer vhosttest.Peer) {
+func (r *running) card(tb testing.TB, vesw, name, addr string, features ...uint64) (w *writer, peer vhosttest.Peer) {
 	tb.Helper()
 	vm := r.addVM(api.NewVM{Name: name, RDMA: true, VESW: vesw})
-	d := vhosttest.NewDriver(tb, vm.Socket, vhosttest.Options{Plain: true, MemSize: 2 * writerMemory})
+	o := vhosttest.Options{Plain: true, MemSize: 2 * writerMemory}
+	for _, f := range features {
+		o.Features |= f
+	}
+	d := vhosttest.NewDriver(tb, vm.Socket, o)
 	eventually(tb, name+" has a carrier", func() bool { return r.vm(name).Carrier })
 	if err := addGID(d, 0, addr); err != nil {
 		tb.Fatal(err)
@@ -85,12 +89,12 @@ func (r *running) card(tb testing.TB, vesw, name, addr string) (w *writer, peer 
 
 // cardPair adds two cards to the switch, with a connected queue pair each. Each route states the MAC of the other card,
 // as the driver of a guest does.
-func (r *running) cardPair(tb testing.TB) (a, b *writer) {
+func (r *running) cardPair(tb testing.TB, features ...uint64) (a, b *writer) {
 	tb.Helper()
 	var w [2]*writer
 	var peers [2]vhosttest.Peer
 	for i, addr := range []string{"10.9.0.1", "10.9.0.2"} {
-		w[i], peers[i] = r.card(tb, "lab", []string{"web", "db"}[i], addr)
+		w[i], peers[i] = r.card(tb, "lab", []string{"web", "db"}[i], addr, features...)
 	}
 	for i := range w {
 		w[i].peer = w[1-i]

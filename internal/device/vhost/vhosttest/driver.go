@@ -353,6 +353,9 @@ func (d *Driver) ControlClass(class uint8, c abi.Cmd, request []byte, room int) 
 	r := d.ctrl
 	r.Add([]virtiotest.Buf{{GPA: d.buf.GPA, Len: 2}, {GPA: d.buf.GPA + 2, Len: len(request)}},
 		[]virtiotest.Buf{{GPA: d.ans.GPA, Len: 1}, {GPA: d.ans.GPA + 1, Len: room}})
+	if r.EventIdx {
+		r.SetUsedEvent(r.UsedIdx()) // a notification of the answer
+	}
 	r.Publish()
 	d.ringBell(r)
 	for {
