@@ -101,7 +101,12 @@ func TestRoCEFront(t *testing.T) {
 	l := openRoCELab(t)
 	for _, peer := range []string{"beside", "far", "device"} {
 		t.Run(peer, func(t *testing.T) {
-			a, b := l.open(t, "near", rocefront.Options{}), l.open(t, peer, rocefront.Options{MemTable: true})
+			features := uint64(0)
+			if peer == "beside" {
+				features = rocefront.FeatureEventIdx
+			}
+			a := l.open(t, "near", rocefront.Options{Features: features})
+			b := l.open(t, peer, rocefront.Options{Features: features, MemTable: true})
 			together(a, b)
 			for kind, name := range roceKinds {
 				t.Run(name, func(t *testing.T) {

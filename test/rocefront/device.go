@@ -20,6 +20,7 @@ const (
 	FeatureMQ                   = 1 << 22
 	FeatureCtrlMAC              = 1 << 23
 	FeatureIndirect             = 1 << 28
+	FeatureEventIdx             = 1 << 29
 	featureProtocol             = 1 << 30 // VHOST_USER_F_PROTOCOL_FEATURES
 	FeatureVersion1             = 1 << 32
 	FeatureRoCE                 = 1 << 55

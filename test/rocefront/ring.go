@@ -35,6 +35,7 @@ type ring struct {
 	free   []uint16            // descriptors that are not out
 	chains map[uint16][]uint16 // descriptors that are out, by the first of their chain
 	next   uint16              // index of the next entry of the available ring
+	told   uint16              // next, when the device was last notified, or did not want that
 	seen   uint16              // index of the next entry of the used ring
 }
 
@@ -197,13 +198,19 @@ func (r *ring) publish(head uint16) error {
 	return r.dev.Memory.store16(r.avail+2, r.next)
 }
 
-// notify notifies the device unless it asked not to be.
+// notify notifies the device unless it asked not to be (virtio 1.2, 2.7.10).
 func (r *ring) notify() error {
-	flags, err := r.dev.Memory.load16(r.used)
-	if err != nil || flags&noNotify != 0 {
+	old := r.told
+	r.told = r.next
+	if r.dev.Features&FeatureEventIdx != 0 {
+		event, err := r.dev.Memory.load16(r.used + 4 + 8*uint64(r.size))
+		if err != nil || r.next-event-1 >= r.next-old {
+			return err
+		}
+	} else if flags, err := r.dev.Memory.load16(r.used); err != nil || flags&noNotify != 0 {
 		return err
 	}
-	_, err = unix.Write(r.kick, u64(1))
+	_, err := unix.Write(r.kick, u64(1))
 	return err
 }
 
@@ -281,5 +288,6 @@ func (r *ring) spoil(ahead bool) error {
 	if err := r.dev.Memory.store16(r.avail+2, next); err != nil {
 		return err
 	}
-	return r.notify()
+	_, err := unix.Write(r.kick, u64(1))
+	return err
 }

@@ -603,3 +603,26 @@ func TestExtensionsOfAnyDriver(t *testing.T) {
 	d.must(abi.CmdExtEnable, abi.ExtEnable{}.Append(nil), abi.ExtEnableSize)
 	d.refused(abi.CmdGetDMAMR, getDMA(ib.LocalWrite|ib.RemoteAtomic), abi.MRResultSize, syscall.EINVAL)
 }
+
+// TestDestroyDropsWaitingCompletions: completions that wait for a buffer when their queue pair is destroyed are dropped:
+// its number may soon be another's. Those of other queue pairs stay, in their order.
+func TestDestroyDropsWaitingCompletions(t *testing.T) {
+	modes(t, func(t *testing.T, verbs bool) {
+		f, a, b := pair(t, verbs, ib.RC)
+		other := &end{pd: a.pd, mr: a.mr, mem: a.mem, at: a.at, cq: a.cq,
+			qp: a.d.qp(qpOpt{typ: ib.RC, pd: a.pd, scq: a.cq, rcq: a.cq})}
+		far := b.d.end(ib.RC, 4096)
+		other.connect(far.qp)
+		far.connect(other.qp)
+		q := a.d.dev.StopRing(a.cq.index)
+		for id := range uint64(3) {
+			a.writes(b, id, 1)
+			other.writes(far, 10+id, 1)
+		}
+		f.run()
+		a.to(ib.Reset)
+		a.d.must(abi.CmdDestroyQP, abi.DestroyQP{QPN: a.num}.Append(nil), 0)
+		a.d.dev.StartRing(a.cq.index, q, a.cq.bell)
+		a.cq.expect(ok(10, 11, 12)...)
+	})
+}

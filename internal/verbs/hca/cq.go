@@ -3,6 +3,7 @@
 package hca
 
 import (
+	"slices"
 	"syscall"
 
 	"weft/internal/proto/ib"
@@ -210,6 +211,11 @@ func (c *CQ) drain() bool {
 		c.backlog = append(c.backlog[:0], c.backlog[n:]...)
 	}
 	return len(c.backlog) != 0
+}
+
+// drop drops the entries of a queue pair that wait for a buffer: its number may soon be another's.
+func (c *CQ) drop(q *QP) {
+	c.backlog = slices.DeleteFunc(c.backlog, func(e CQE) bool { return e.QPN == q.num })
 }
 
 func (c *CQ) use(q *QP) {

@@ -170,8 +170,8 @@ func (s *Session) QP(h uint32) (*QP, error) {
 	return q, err
 }
 
-// DestroyQP discards what is outstanding, without completions, but for acknowledgements of what completed. It is EBUSY
-// while the queue pair is in a multicast group.
+// DestroyQP discards what is outstanding, without completions, but for acknowledgements of what completed; completions
+// that wait for a buffer, too. It is EBUSY while the queue pair is in a multicast group.
 func (s *Session) DestroyQP(now mono.Time, h uint32) error {
 	q, err := s.QP(h)
 	if err != nil {
@@ -182,6 +182,8 @@ func (s *Session) DestroyQP(now mono.Time, h uint32) error {
 	}
 	s.lane.sendLastAnswers(now, q)
 	s.dropQP(q)
+	q.sendCQ.drop(q)
+	q.recvCQ.drop(q)
 	s.freeWindows(q)
 	s.charge(-transport.Memory(&q.cfg.Cap))
 	q.pd.refs--
