@@ -85,6 +85,13 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
+// withCard completes the configuration of a guest by its card and its addresses.
+func (f *fleet) withCard(i int, c guest.Config, nodes []lab.Peer) guest.Config {
+	c.Card, c.Reboot, c.NetNS, c.Peers = guest.Card(&f.vms[i], "512M"), true, f.spaces[i].Name, nodes
+	c.IP, c.IP6 = guestAddr(i)+"/24", guestAddr6(i)+"/64"
+	return c
+}
+
 // boot gives the nodes their TAP devices, and boots the guests with their cards and addresses.
 func (f *fleet) boot(configs [2]guest.Config) {
 	f.t.Helper()
@@ -94,10 +101,8 @@ func (f *fleet) boot(configs [2]guest.Config) {
 	}
 	var wg sync.WaitGroup
 	for i, c := range configs {
-		c.Card, c.Reboot, c.NetNS, c.Peers = guest.Card(&f.vms[i], "512M"), true, f.spaces[i].Name, nodes
-		c.IP, c.IP6 = guestAddr(i)+"/24", guestAddr6(i)+"/64"
 		wg.Go(func() {
-			g, err := guest.Start(context.Background(), c)
+			g, err := guest.Start(context.Background(), f.withCard(i, c, nodes))
 			if err != nil {
 				f.t.Error(err)
 				return
@@ -479,12 +484,18 @@ const pingpongPort = 18515
 // serve starts the server of a pingpong in a guest.
 func (f *fleet) serve(i int, command string) {
 	f.t.Helper()
-	f.run(i, "rm -f /tmp/status; : >/tmp/out; ("+command+" >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
-		until("netstat -ltn | grep -q ':"+strconv.Itoa(pingpongPort)+" '", veswLimit))
+	f.serveUntil(i, command, listensOn(pingpongPort))
 }
 
-// served waits for the end of the server, which is a process of a program, and returns what it printed; of a server that
-// does not end, the state of its queue pair and the counters of soft-RoCE.
+// serveUntil starts a server in a guest, and returns when the condition holds that the server is ready.
+func (f *fleet) serveUntil(i int, command, ready string) {
+	f.t.Helper()
+	f.run(i, "rm -f /tmp/status; : >/tmp/out; ("+command+" >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+		until("{ [ -s /tmp/status ] || "+ready+"; }", veswLimit))
+}
+
+// served waits for the end of the server, which is a process of a program, and returns what it printed; of a server
+// that does not end, the state of its queue pair and the counters of soft-RoCE.
 func (f *fleet) served(i int, program string) (string, error) {
 	return f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+" || { rdma -d resource show qp; "+
 		"grep -v '^0$' /sys/class/infiniband/rxe0/ports/1/hw_counters/*; killall -9 "+program+"; }\n"+

@@ -42,6 +42,9 @@ type Config struct {
 	Device string
 	// Card is, instead of all that, options of QEMU that give it a card and its memory, as weft vm show prints them.
 	Card []string
+	// Pluggable puts the card, the last of those options, behind a port of its own, so that it can be removed and added
+	// again.
+	Pluggable bool
 	// Emulator is the command of QEMU with its first arguments; empty: the host's QEMU.
 	Emulator []string
 	CPUs     int  // 0: one
@@ -56,6 +59,9 @@ type Config struct {
 	Boot     time.Duration     // longest time until the guest answers
 	Peers    []lab.Peer        // what the guest cannot boot without: at the end of one, the boot has failed
 }
+
+// cardPort is the name of the port of a card that can be removed.
+const cardPort = "port-card"
 
 // ErrDied is what Run wraps when the guest has ended: its kernel panicked, or QEMU is gone.
 var ErrDied = errors.New("the guest has died")
@@ -174,7 +180,12 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	}
 	g.qmp = filepath.Join(g.dir, "qmp")
 	if c.Card != nil {
-		args = append(args, c.Card...)
+		card := slices.Clone(c.Card)
+		if c.Pluggable {
+			card[len(card)-1] += ",bus=" + cardPort
+			args = append(args, "-device", "pcie-root-port,chassis=1,id="+cardPort)
+		}
+		args = append(args, card...)
 	} else {
 		args = append(args, "-m", strconv.Itoa(c.MemMB), "-netdev", netdev, "-device",
 			"virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device)
