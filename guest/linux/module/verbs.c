@@ -339,6 +339,10 @@ static struct vroce_verbs *new_verbs(struct vroce_card *card, struct net_device 
 		return NULL;
 	verbs->card = card;
 	verbs->netdev = netdev;
+	/* Calls of programs that the RDMA core refuses unless a driver allows them: doorbells and arming. */
+	verbs->ib.uverbs_cmd_mask |= BIT_ULL(IB_USER_VERBS_CMD_POST_SEND) | BIT_ULL(IB_USER_VERBS_CMD_POST_RECV) |
+				     BIT_ULL(IB_USER_VERBS_CMD_POST_SRQ_RECV) |
+				     BIT_ULL(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ);
 	mutex_init(&verbs->objects);
 	xa_init(&verbs->qps);
 	xa_init(&verbs->srqs);
