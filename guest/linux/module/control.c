@@ -4,14 +4,14 @@
  * those of the Ethernet half, the RDMA device those of class 6.
  *
  * A request and its result are in memory of the command's own. If the device
- * does not answer in time, the card is broken: that memory stays allocated until
- * the device is reset, because the device may still write to it.
+ * does not answer in time, the card is broken, and all commands fail. Their memory
+ * stays allocated until the device answers or is reset, because it may still write.
  */
-#include <linux/completion.h>
 #include <linux/delay.h>
 #include <linux/ktime.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
+#include <linux/wait.h>
 
 #include "vroce.h"
 
@@ -22,18 +22,35 @@
 #define CLASS_ROCE 6
 
 struct vroce_control {
-	spinlock_t lock;         /* of the virtqueue */
+	spinlock_t lock;         /* of the virtqueue, and the states of commands */
 	struct virtqueue *vq;
+	wait_queue_head_t answers;
+};
+
+enum command_state {
+	COMMAND_WAITS,     /* the device has it */
+	COMMAND_ANSWERED,
+	COMMAND_CANCELLED, /* the device was reset, and the caller has not seen it yet */
+	COMMAND_ABANDONED, /* the device has it, and no caller waits: it is freed when it leaves the ring */
 };
 
 /* One command. The device reads out and writes in. */
 struct command {
-	struct completion done;
+	enum command_state state;
 	u32 used;                /* octets that the device wrote, as it states */
 	u32 in_length;
 	u8 *in;
 	u8 out[];
 };
+
+/* Ends a command that was taken from the ring. The caller holds control->lock. */
+static void end_command(struct command *c, enum command_state state)
+{
+	if (c->state == COMMAND_ABANDONED)
+		kfree(c);
+	else
+		smp_store_release(&c->state, state);
+}
 
 /* Takes in all answers of the device. The caller holds control->lock. */
 static void reap(struct vroce_control *control)
@@ -43,8 +60,9 @@ static void reap(struct vroce_control *control)
 
 	while ((c = virtqueue_get_buf(control->vq, &used))) {
 		c->used = min(used, c->in_length);
-		complete(&c->done);
+		end_command(c, COMMAND_ANSWERED);
 	}
+	wake_up_all(&control->answers);
 }
 
 /* The callback of the virtqueue, in interrupt context. */
@@ -66,6 +84,7 @@ static int submit(struct vroce_card *card, struct command *c, size_t out_length,
 	struct scatterlist out, in, *sgs[3];
 	unsigned int outs = 0;
 	unsigned long flags;
+	bool lied = false;
 	int err;
 
 	sg_init_one(&out, c->out, out_length);
@@ -81,62 +100,99 @@ static int submit(struct vroce_card *card, struct command *c, size_t out_length,
 		err = virtqueue_add_sgs(control->vq, sgs, outs, 1, c, GFP_ATOMIC);
 		if (!err)
 			virtqueue_kick(control->vq);
+		lied = virtqueue_is_broken(control->vq);
 	} else {
 		err = -EIO;
 	}
 	spin_unlock_irqrestore(&control->lock, flags);
+	if (lied)
+		vroce_break(card, "it used a buffer that its control queue does not have");
 	return err;
 }
 
-static bool spin_until_done(struct vroce_control *control, struct command *c)
+/* Reports whether nothing more will happen to c. */
+static bool is_over(struct vroce_card *card, struct command *c)
 {
+	return smp_load_acquire(&c->state) != COMMAND_WAITS || READ_ONCE(card->broken);
+}
+
+static void spin_until_over(struct vroce_card *card, struct command *c)
+{
+	struct vroce_control *control = card->control;
 	ktime_t end = ktime_add_ms(ktime_get(), SPIN_LIMIT);
 	unsigned long flags;
 
-	while (!try_wait_for_completion(&c->done)) {
-		if (ktime_after(ktime_get(), end))
-			return false;
+	while (!is_over(card, c) && ktime_before(ktime_get(), end)) {
 		cpu_relax();
 		spin_lock_irqsave(&control->lock, flags);
 		if (control->vq)
 			reap(control);
 		spin_unlock_irqrestore(&control->lock, flags);
 	}
-	return true;
 }
 
-/* Executes c, and frees it unless it returns 0. */
-static int execute(struct vroce_card *card, struct command *c, size_t out_length, struct scatterlist *list,
-		   bool atomic)
+/* Returns how c ended. A command that the device still has is not the caller's any more. */
+static enum command_state finish(struct vroce_control *control, struct command *c)
+{
+	enum command_state state;
+	unsigned long flags;
+
+	spin_lock_irqsave(&control->lock, flags);
+	if (control->vq)
+		reap(control);
+	if (c->state == COMMAND_WAITS)
+		c->state = COMMAND_ABANDONED;
+	state = c->state;
+	spin_unlock_irqrestore(&control->lock, flags);
+	return state;
+}
+
+/* A full ring has room again as soon as the device has answered something. */
+static int submit_when_possible(struct vroce_card *card, struct command *c, size_t out_length,
+				struct scatterlist *list, bool atomic)
 {
 	ktime_t end = ktime_add_ms(ktime_get(), atomic ? SPIN_LIMIT : SLEEP_LIMIT);
-	bool done;
 	int err;
 
-	/* A full ring has room again as soon as the device has answered something. */
 	while ((err = submit(card, c, out_length, list)) == -ENOSPC && ktime_before(ktime_get(), end)) {
 		if (atomic)
 			cpu_relax();
 		else
 			usleep_range(20, 100);
 	}
-	if (err == -ENOSPC) {
-		vroce_break(card, "its control queue stays full");
-		err = -ETIMEDOUT;
-	}
+	if (err != -ENOSPC)
+		return err;
+	vroce_break(card, "its control queue stays full");
+	return -ETIMEDOUT;
+}
+
+/* Executes c. Unless it returns 0, c is not the caller's any more. */
+static int execute(struct vroce_card *card, struct command *c, size_t out_length, struct scatterlist *list,
+		   bool atomic)
+{
+	struct vroce_control *control = card->control;
+	int err = submit_when_possible(card, c, out_length, list, atomic);
+
 	if (err) {
 		kfree(c);
 		return err;
 	}
 	if (atomic)
-		done = spin_until_done(card->control, c);
+		spin_until_over(card, c);
 	else
-		done = wait_for_completion_timeout(&c->done, msecs_to_jiffies(SLEEP_LIMIT));
-	if (!done) {
+		wait_event_timeout(control->answers, is_over(card, c), msecs_to_jiffies(SLEEP_LIMIT));
+	switch (finish(control, c)) {
+	case COMMAND_ANSWERED:
+		return 0;
+	case COMMAND_CANCELLED:
+		kfree(c);
+		return -EIO;
+	default:
+		if (READ_ONCE(card->broken))
+			return -EIO;
 		vroce_break(card, "it does not answer a command");
-		return -ETIMEDOUT; /* vroce_control_stop frees c */
+		return -ETIMEDOUT;
 	}
-	return 0;
 }
 
 static struct command *new_command(size_t out_length, size_t in_length, bool atomic)
@@ -146,7 +202,6 @@ static struct command *new_command(size_t out_length, size_t in_length, bool ato
 
 	if (!c)
 		return NULL;
-	init_completion(&c->done);
 	c->in = c->out + in_at;
 	c->in_length = in_length;
 	return c;
@@ -230,6 +285,7 @@ int vroce_control_init(struct vroce_card *card)
 	if (!card->control)
 		return -ENOMEM;
 	spin_lock_init(&card->control->lock);
+	init_waitqueue_head(&card->control->answers);
 	return 0;
 }
 
@@ -242,23 +298,26 @@ void vroce_control_start(struct vroce_card *card, struct virtqueue *vq)
 	spin_unlock_irqrestore(&card->control->lock, flags);
 }
 
+/* The card is broken: wakes the callers that wait for an answer, which does not come. Any context. */
+void vroce_control_break(struct vroce_card *card)
+{
+	wake_up_all(&card->control->answers);
+}
+
 /* Ends the use of the virtqueue. The device is reset, so that it writes no answer any more. */
 void vroce_control_stop(struct vroce_card *card)
 {
 	struct vroce_control *control = card->control;
-	struct virtqueue *vq;
 	struct command *c;
 	unsigned long flags;
 
 	spin_lock_irqsave(&control->lock, flags);
-	vq = control->vq;
-	control->vq = NULL;
+	if (control->vq) {
+		reap(control);
+		while ((c = virtqueue_detach_unused_buf(control->vq)))
+			end_command(c, COMMAND_CANCELLED);
+		control->vq = NULL;
+	}
 	spin_unlock_irqrestore(&control->lock, flags);
-	if (!vq)
-		return;
-	/* Answers that came too late, then commands without an answer. No caller waits for either. */
-	while ((c = virtqueue_get_buf(vq, &(unsigned int){0})))
-		kfree(c);
-	while ((c = virtqueue_detach_unused_buf(vq)))
-		kfree(c);
+	wake_up_all(&control->answers);
 }

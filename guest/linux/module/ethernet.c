@@ -17,6 +17,7 @@
 #include <linux/mutex.h>
 #include <linux/rtnetlink.h>
 #include <linux/slab.h>
+#include <linux/wait_bit.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_net.h>
 
@@ -27,6 +28,9 @@
 #define SHADOW_MAX_PARTS 32
 #define SHADOW_MAX_BYTES (256 * 1024)
 
+/* A feature of later versions of virtio-net; its commands have class 6, as those of RoCE. */
+#define F_VQ_NOTF_COAL 52
+
 /* The state of a card between two resets. */
 enum state {
 	STATE_RESET,   /* no virtqueues */
@@ -36,7 +40,7 @@ enum state {
 
 struct vroce_ethernet {
 	struct virtio_device vdev;      /* what virtio_net drives */
-	struct vroce_card *card;        /* NULL after the card is gone */
+	struct vroce_card *card;
 	u8 status;                      /* of vdev */
 	enum state state;
 	u32 pairs;                      /* receive and transmit queues of vdev */
@@ -47,11 +51,20 @@ struct vroce_ethernet {
 	spinlock_t netdev_lock;
 	struct net_device *netdev;      /* virtio_net's, while it is registered */
 	bool link_up;                   /* as last reported to the RDMA half */
+	bool verbs_tried;               /* since DRIVER_OK; not again before the next */
 	struct mutex verbs_lock;        /* of adding and removing the RDMA half */
 	struct work_struct verbs_work;
 };
 
 static const struct virtio_config_ops ethernet_ops;
+
+/* How many Ethernet halves have memory. Its release is code of the module, which must stay until then. */
+static atomic_t halves;
+
+bool vroce_is_ethernet(const struct virtio_device *vdev)
+{
+	return vdev->config == &ethernet_ops;
+}
 
 static struct vroce_ethernet *to_ethernet(struct virtio_device *vdev)
 {
@@ -64,10 +77,13 @@ static struct vroce_ethernet *to_ethernet(struct virtio_device *vdev)
 static void add_verbs(struct vroce_ethernet *eth, struct net_device *netdev)
 {
 	struct vroce_card *card = eth->card;
-	bool up = netif_running(netdev) && netif_carrier_ok(netdev);
+	bool up = netif_running(netdev) && netif_carrier_ok(netdev) && !READ_ONCE(card->broken);
 	int err;
 
 	if (!card->verbs) {
+		if (eth->verbs_tried)
+			return;
+		eth->verbs_tried = true;
 		err = vroce_verbs_add(card, netdev);
 		if (err)
 			dev_err(&card->vdev->dev, "cannot make an RDMA device: error %d\n", err);
@@ -96,6 +112,7 @@ static void update_verbs(struct work_struct *work)
 		dev_put(netdev);
 	} else {
 		vroce_verbs_remove(card);
+		eth->verbs_tried = false;
 	}
 	mutex_unlock(&eth->verbs_lock);
 }
@@ -107,7 +124,7 @@ static int netdev_event(struct notifier_block *nb, unsigned long event, void *in
 	unsigned long flags;
 
 	if (!netdev->dev.parent || !is_virtio_device(netdev->dev.parent) ||
-	    dev_to_virtio(netdev->dev.parent)->config != &ethernet_ops)
+	    !vroce_is_ethernet(dev_to_virtio(netdev->dev.parent)))
 		return NOTIFY_DONE;
 	eth = to_ethernet(dev_to_virtio(netdev->dev.parent));
 	switch (event) {
@@ -135,6 +152,7 @@ int vroce_ethernet_module_init(void)
 void vroce_ethernet_module_exit(void)
 {
 	unregister_netdevice_notifier(&netdev_notifier);
+	wait_var_event(&halves, !atomic_read(&halves));
 }
 
 /* ---- the control queue that virtio_net sees ---- */
@@ -184,7 +202,10 @@ static bool parse_chain(struct vroce_ethernet *eth, const struct vring *vr, u16 
 	return *outs && *ins && total <= SHADOW_MAX_BYTES;
 }
 
-/* Executes what virtio_net has put into the shadow of the control queue. virtio_net spins until it is done. */
+/*
+ * Executes what virtio_net has put into the shadow of the control queue. virtio_net spins until it is done, or has
+ * a callback.
+ */
 static bool shadow_notify(struct virtqueue *vq)
 {
 	struct vroce_ethernet *eth = to_ethernet(vq->vdev);
@@ -214,6 +235,8 @@ static bool shadow_notify(struct virtqueue *vq)
 		vring_avail_event(vr) = cpu_to_virtio16(vdev, eth->shadow_avail); /* kick at the next command, too */
 		smp_mb();
 	}
+	if (vq->callback)
+		vring_interrupt(0, vq);
 	return true;
 }
 
@@ -225,7 +248,9 @@ static int negotiate(struct vroce_ethernet *eth)
 	struct virtio_device *card = eth->card->vdev;
 	int err;
 
-	virtio_reset_device(card);
+	err = vroce_reset(eth->card);
+	if (err)
+		return err;
 	virtio_add_status(card, VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER);
 	vroce_set_features(card, vroce_features(&eth->vdev) | BIT_ULL(VROCE_F_ROCE));
 	err = card->config->finalize_features(card);
@@ -302,8 +327,10 @@ static int set_up(struct vroce_ethernet *eth, const struct vroce_queue_info *inf
 	card->broken = false;
 
 	err = vroce_find_vqs(card->vdev, total, eth->vqs, all, affinity);
-	if (err)
+	if (err) {
+		dev_err(&card->vdev->dev, "cannot make the %u virtqueues of the card: error %d\n", total, err);
 		goto free;
+	}
 	err = vroce_rings_start(card, eth->vqs + control + 1);
 	if (err)
 		goto del;
@@ -324,6 +351,7 @@ stop:
 	vroce_rings_stop(card);
 del:
 	card->vdev->config->del_vqs(card->vdev);
+	vroce_rings_free(card);
 free:
 	kvfree(all);
 	kvfree(eth->vqs);
@@ -337,8 +365,6 @@ static int ethernet_find(struct virtio_device *vdev, unsigned int count, struct 
 	struct vroce_ethernet *eth = to_ethernet(vdev);
 	int err;
 
-	if (!eth->card)
-		return -ENODEV;
 	if (!(vroce_features(vdev) & BIT_ULL(VIRTIO_NET_F_CTRL_VQ))) {
 		dev_err(&vdev->dev, "RoCE needs a driver that uses the control queue\n");
 		return -EINVAL;
@@ -364,6 +390,7 @@ static void ethernet_del_vqs(struct virtio_device *vdev)
 	vring_del_virtqueue(eth->shadow);
 	eth->shadow = NULL;
 	eth->card->vdev->config->del_vqs(eth->card->vdev);
+	vroce_rings_free(eth->card);
 	kvfree(eth->vqs);
 	eth->vqs = NULL;
 }
@@ -379,8 +406,9 @@ static void ethernet_reset(struct virtio_device *vdev)
 	mutex_lock(&eth->verbs_lock);
 	WRITE_ONCE(eth->state, STATE_RESET);
 	vroce_verbs_remove(card);
+	eth->verbs_tried = false;
 	mutex_unlock(&eth->verbs_lock);
-	virtio_reset_device(card->vdev);
+	vroce_reset(card);
 	vroce_verbs_after_reset(card);
 	vroce_control_stop(card);
 	vroce_rings_stop(card);
@@ -426,13 +454,19 @@ static void ethernet_set_status(struct virtio_device *vdev, u8 status)
 	queue_work(system_long_wq, &eth->verbs_work);
 }
 
+/*
+ * The features of the card without those of its RoCE half. RDMA queues are split rings with doorbells of 16 bits,
+ * so virtio_net, which chooses for all rings, gets no other feature of rings than these.
+ */
 static u64 ethernet_get_features(struct virtio_device *vdev)
 {
+	const u64 transport = GENMASK_ULL(49, 24);
+	const u64 known = BIT_ULL(VIRTIO_RING_F_INDIRECT_DESC) | BIT_ULL(VIRTIO_RING_F_EVENT_IDX) |
+			  BIT_ULL(VIRTIO_F_VERSION_1) | BIT_ULL(VIRTIO_F_ORDER_PLATFORM);
+	const u64 roce = BIT_ULL(VROCE_F_ROCE) | BIT_ULL(F_VQ_NOTF_COAL);
 	struct virtio_device *card = to_ethernet(vdev)->card->vdev;
 
-	return card->config->get_features(card) & ~(BIT_ULL(VROCE_F_ROCE) | BIT_ULL(VIRTIO_F_RING_PACKED) |
-						    BIT_ULL(VIRTIO_F_RING_RESET) |
-						    BIT_ULL(VIRTIO_F_ACCESS_PLATFORM));
+	return card->config->get_features(card) & ~(transport & ~known) & ~roce;
 }
 
 static int ethernet_finalize_features(struct virtio_device *vdev)
@@ -471,6 +505,8 @@ static const struct virtio_config_ops ethernet_ops = {
 static void ethernet_release(struct device *dev)
 {
 	kfree(to_ethernet(dev_to_virtio(dev)));
+	if (atomic_dec_and_test(&halves))
+		wake_up_var(&halves);
 }
 
 int vroce_ethernet_add(struct vroce_card *card)
@@ -489,6 +525,7 @@ int vroce_ethernet_add(struct vroce_card *card)
 	mutex_init(&eth->verbs_lock);
 	INIT_WORK(&eth->verbs_work, update_verbs);
 	card->ethernet = eth;
+	atomic_inc(&halves);
 	err = register_virtio_device(&eth->vdev);
 	if (err) {
 		card->ethernet = NULL;

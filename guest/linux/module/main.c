@@ -27,15 +27,47 @@
 #define CONFIG_LENGTH  32
 #define MAX_QUEUES     16384
 
-void vroce_break(struct vroce_card *card, const char *why)
+/* What the status reads as if the device is gone. No device has this status. */
+#define STATUS_GONE 0xff
+
+static struct virtio_driver driver;
+
+static bool is_gone(struct virtio_device *vdev)
+{
+	return vdev->config->get_status(vdev) == STATUS_GONE;
+}
+
+/* Lets all requests to the card fail, those that wait and later ones. Returns false if they fail already. */
+static bool end_use(struct vroce_card *card)
 {
 	if (xchg(&card->broken, true))
-		return;
-	dev_err(&card->vdev->dev,
-		"the card works no more: %s. fix: unload and load virtio_roce, or restart the machine\n", why);
+		return false;
 	virtio_break_device(card->vdev);
+	vroce_control_break(card);
 	vroce_ethernet_break(card);
 	schedule_work(&card->broken_work);
+	return true;
+}
+
+void vroce_break(struct vroce_card *card, const char *why)
+{
+	struct device *dev = &card->vdev->dev;
+
+	if (end_use(card))
+		dev_err(dev,
+			"the card works no more: %s. fix: cd /sys/bus/virtio/drivers/%s && echo %s | tee unbind bind\n",
+			why, driver.driver.name, dev_name(dev));
+}
+
+int vroce_reset(struct vroce_card *card)
+{
+	if (!is_gone(card->vdev)) {
+		virtio_reset_device(card->vdev);
+		return 0;
+	}
+	/* The core would wait until the status is 0, for ever. */
+	virtio_synchronize_cbs(card->vdev);
+	return -ENODEV;
 }
 
 static void report_broken(struct work_struct *work)
@@ -64,6 +96,11 @@ static bool is_card(struct virtio_device *vdev)
 	offered = vdev->config->get_features(vdev);
 	if ((offered & needed) != needed || offered & others || vroce_config_length(vdev) < CONFIG_LENGTH)
 		return false;
+	if (offered & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM)) {
+		dev_notice(&vdev->dev,
+			   "no RDMA: the card uses addresses of an IOMMU, which its RoCE half cannot. fix: iommu_platform=off\n");
+		return false;
+	}
 	qps = read_config(vdev, CONFIG_MAX_QPS);
 	cqs = read_config(vdev, CONFIG_MAX_CQS);
 	return qps >= 1 && qps <= MAX_QUEUES && cqs >= 1 && cqs <= MAX_QUEUES;
@@ -114,10 +151,12 @@ static void remove(struct virtio_device *vdev)
 {
 	struct vroce_card *card = vdev->priv;
 
-	vroce_ethernet_remove(card);
 	cancel_work_sync(&card->config_work);
+	if (is_gone(vdev))
+		end_use(card);
+	vroce_ethernet_remove(card);
 	cancel_work_sync(&card->broken_work);
-	virtio_reset_device(vdev);
+	vroce_reset(card);
 	vdev->priv = NULL;
 	kfree(card->control);
 	kfree(card);
@@ -167,46 +206,94 @@ static struct virtio_driver driver = {
 
 /* ---- taking over and giving back ---- */
 
-struct takeover {
+/* A network device that may be taken over, by a work item when it has a driver. */
+struct candidate {
+	struct list_head list;
 	struct work_struct work;
 	struct device *dev;
 };
 
 static struct workqueue_struct *takeovers;
+static LIST_HEAD(candidates);
+static DEFINE_MUTEX(candidates_lock); /* held to read registers of a candidate, which exist while it is listed */
 
 static void take_over(struct work_struct *work)
 {
-	struct takeover *t = container_of(work, struct takeover, work);
+	struct candidate *c = container_of(work, struct candidate, work);
+	struct device *dev = c->dev;
+	bool wanted;
 
-	if (t->dev->driver != &driver.driver && is_card(dev_to_virtio(t->dev))) {
-		device_release_driver(t->dev);
-		if (device_driver_attach(&driver.driver, t->dev))
-			dev_err(t->dev, "cannot take the card over. fix: echo %s >/sys/bus/virtio/drivers/%s/bind\n",
-				dev_name(t->dev), driver.driver.name);
+	mutex_lock(&candidates_lock);
+	wanted = !list_empty(&c->list) && dev->driver != &driver.driver && is_card(dev_to_virtio(dev));
+	list_del(&c->list);
+	mutex_unlock(&candidates_lock);
+	if (wanted) {
+		device_release_driver(dev);
+		if (device_driver_attach(&driver.driver, dev) && dev->driver != &driver.driver)
+			dev_err(dev, "cannot take the card over. fix: echo %s >/sys/bus/virtio/drivers/%s/bind\n",
+				dev_name(dev), driver.driver.name);
 	}
-	put_device(t->dev);
-	kfree(t);
+	put_device(dev);
+	kfree(c);
 }
 
-static int take_over_later(struct device *dev, void *unused)
+static bool may_be_card(struct device *dev)
 {
-	struct takeover *t;
+	struct virtio_device *vdev = dev_to_virtio(dev);
 
-	if (dev_to_virtio(dev)->id.device != VIRTIO_ID_NET)
+	return vdev->id.device == VIRTIO_ID_NET && !vroce_is_ethernet(vdev);
+}
+
+static int add_candidate(struct device *dev, void *unused)
+{
+	struct candidate *c;
+
+	if (!may_be_card(dev))
 		return 0;
-	t = kzalloc(sizeof(*t), GFP_KERNEL);
-	if (!t)
+	c = kzalloc(sizeof(*c), GFP_KERNEL);
+	if (!c)
 		return -ENOMEM;
-	INIT_WORK(&t->work, take_over);
-	t->dev = get_device(dev);
-	queue_work(takeovers, &t->work);
+	INIT_WORK(&c->work, take_over);
+	c->dev = get_device(dev);
+	mutex_lock(&candidates_lock);
+	list_add(&c->list, &candidates);
+	if (dev->driver)
+		queue_work(takeovers, &c->work);
+	mutex_unlock(&candidates_lock);
 	return 0;
+}
+
+/* Takes a device over if it is a candidate. dev is NULL for all candidates; they are only dropped if they go away. */
+static void decide(struct device *dev, bool goes_away)
+{
+	struct candidate *c, *next;
+
+	mutex_lock(&candidates_lock);
+	list_for_each_entry_safe(c, next, &candidates, list) {
+		if (dev && c->dev != dev)
+			continue;
+		if (goes_away)
+			list_del_init(&c->list);
+		queue_work(takeovers, &c->work);
+	}
+	mutex_unlock(&candidates_lock);
 }
 
 static int bus_event(struct notifier_block *nb, unsigned long event, void *dev)
 {
-	if (event == BUS_NOTIFY_ADD_DEVICE)
-		take_over_later(dev, NULL);
+	if (!may_be_card(dev))
+		return NOTIFY_DONE;
+	switch (event) {
+	case BUS_NOTIFY_ADD_DEVICE:
+		add_candidate(dev, NULL);
+		break;
+	case BUS_NOTIFY_BOUND_DRIVER:
+		decide(dev, false);
+		break;
+	case BUS_NOTIFY_DEL_DEVICE:
+		decide(dev, true);
+		break;
+	}
 	return NOTIFY_DONE;
 }
 
@@ -248,7 +335,7 @@ static int __init virtio_roce_init(void)
 	err = bus_register_notifier((struct bus_type *)bus, &bus_notifier);
 	if (err)
 		goto unregister;
-	bus_for_each_dev((struct bus_type *)bus, NULL, NULL, take_over_later);
+	bus_for_each_dev((struct bus_type *)bus, NULL, NULL, add_candidate);
 	flush_workqueue(takeovers);
 	return 0;
 unregister:
@@ -265,6 +352,7 @@ static void __exit virtio_roce_exit(void)
 	struct held *cards = NULL, *h;
 
 	bus_unregister_notifier((struct bus_type *)driver.driver.bus, &bus_notifier);
+	decide(NULL, true);
 	destroy_workqueue(takeovers);
 	if (driver_for_each_device(&driver.driver, NULL, &cards, hold))
 		pr_err("cannot list the cards to give back\n");

@@ -102,42 +102,68 @@ u32 vroce_config_length(struct virtio_device *vdev)
 	return region.length;
 }
 
-/*
- * Finds the doorbell of each ring. It may be mapped into programs if its page has
- * nothing but doorbells. Rings keep 0 if the transport is not PCI.
- */
-static void find_doors(struct vroce_card *card, struct vroce_ring *rings, u32 count)
+/* The registers of a PCI device that tell the doorbell and the interrupt of a ring. */
+struct registers {
+	u8 __iomem *common;
+	struct vroce_region doors;
+	u32 multiplier;
+};
+
+static bool map_registers(struct vroce_card *card, struct registers *r)
 {
 	struct device *parent = card->vdev->dev.parent;
-	struct vroce_region doors, common;
+	struct vroce_region common;
 	struct pci_dev *pdev;
-	void __iomem *regs;
-	u32 multiplier, i;
 	int at, common_at;
 
 	if (!parent || !dev_is_pci(parent))
-		return;
+		return false;
 	pdev = to_pci_dev(parent);
 	at = find_capability(pdev, VIRTIO_PCI_CAP_NOTIFY_CFG);
 	common_at = find_capability(pdev, VIRTIO_PCI_CAP_COMMON_CFG);
-	if (!at || !common_at || !read_region(pdev, at, &doors) || !read_region(pdev, common_at, &common) ||
+	if (!at || !common_at || !read_region(pdev, at, &r->doors) || !read_region(pdev, common_at, &common) ||
 	    common.length < sizeof(struct virtio_pci_common_cfg))
-		return;
-	pci_read_config_dword(pdev, at + sizeof(struct virtio_pci_cap), &multiplier);
-	regs = ioremap(common.start, common.length);
-	if (!regs)
-		return;
-	for (i = 0; i < count; i++) {
-		phys_addr_t door, page;
+		return false;
+	pci_read_config_dword(pdev, at + sizeof(struct virtio_pci_cap), &r->multiplier);
+	r->common = ioremap(common.start, common.length);
+	return r->common;
+}
 
-		iowrite16(rings[i].queue, regs + offsetof(struct virtio_pci_common_cfg, queue_select));
-		door = doors.start + (u64)multiplier *
-		       ioread16(regs + offsetof(struct virtio_pci_common_cfg, queue_notify_off));
-		page = door & PAGE_MASK;
-		if (page >= doors.start && page + PAGE_SIZE <= doors.start + doors.length)
-			rings[i].door = door;
-	}
-	iounmap(regs);
+static u16 read_register(struct registers *r, struct vroce_ring *ring, size_t offset)
+{
+	iowrite16(ring->queue, r->common + offsetof(struct virtio_pci_common_cfg, queue_select));
+	return ioread16(r->common + offset);
+}
+
+/* Returns where the doorbell of a ring is, or 0 if its page has more than doorbells, and programs must not map it. */
+static phys_addr_t find_door(struct registers *r, struct vroce_ring *ring)
+{
+	phys_addr_t door = r->doors.start + (u64)r->multiplier *
+			   read_register(r, ring, offsetof(struct virtio_pci_common_cfg, queue_notify_off));
+	phys_addr_t page = door & PAGE_MASK;
+
+	return page >= r->doors.start && page + PAGE_SIZE <= r->doors.start + r->doors.length ? door : 0;
+}
+
+static u16 read_vector(struct registers *r, struct vroce_ring *ring)
+{
+	return read_register(r, ring, offsetof(struct virtio_pci_common_cfg, queue_msix_vector));
+}
+
+/* Reads where the doorbells are, which only the PCI transport tells. Returns whether all rings share an interrupt. */
+static bool read_registers(struct vroce_card *card)
+{
+	u32 count = card->max_cqs + 2 * card->max_qps, i;
+	struct registers r;
+	bool shared;
+
+	if (!map_registers(card, &r))
+		return true;
+	for (i = 0; i < count; i++)
+		card->rings[i].door = find_door(&r, &card->rings[i]);
+	shared = read_vector(&r, &card->cq[0]) == read_vector(&r, vroce_send_ring(card, 0));
+	iounmap(r.common);
+	return shared;
 }
 
 static void init_ring(struct vroce_ring *ring, struct virtqueue *vq)
@@ -161,7 +187,6 @@ int vroce_rings_start(struct vroce_card *card, struct virtqueue **vqs)
 		return -ENOMEM;
 	for (i = 0; i < count; i++)
 		init_ring(&rings[i], vqs[i]);
-	find_doors(card, rings, count);
 	card->rings = rings;
 	card->cq = rings;
 	card->qp = rings + card->max_cqs;
@@ -169,16 +194,20 @@ int vroce_rings_start(struct vroce_card *card, struct virtqueue **vqs)
 		vroce_ring_reset(card, &rings[i]);
 	WRITE_ONCE(vroce_send_ring(card, 0)->vr.used->idx, cpu_to_virtio16(card->vdev, 1));
 
-	if (card->vdev->config->get_vq_affinity &&
-	    card->vdev->config->get_vq_affinity(card->vdev, card->cq[0].queue))
-		schedule_delayed_work(&card->ring_guard, GUARD_INTERVAL); /* a vector for each ring */
+	if (!read_registers(card))
+		schedule_delayed_work(&card->ring_guard, GUARD_INTERVAL);
 	return 0;
 }
 
-/* Ends the use of the rings. The device is reset, and the RDMA half is gone. */
+/* Ends the periodic look at the rings. */
 void vroce_rings_stop(struct vroce_card *card)
 {
 	cancel_delayed_work_sync(&card->ring_guard);
+}
+
+/* Forgets the rings. No callback of them runs any more. */
+void vroce_rings_free(struct vroce_card *card)
+{
 	kvfree(card->rings);
 	card->rings = NULL;
 	card->cq = NULL;

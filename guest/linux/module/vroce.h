@@ -46,8 +46,8 @@ struct vroce_ring {
  * struct vroce_card - one virtio network device with a RoCE half
  *
  * Lives from probe to remove of the driver. The rings exist from the find_vqs of
- * the Ethernet half's driver to its reset; verbs is not NULL only within that
- * time.
+ * the Ethernet half's driver to its del_vqs; verbs is not NULL only between its
+ * DRIVER_OK and its reset.
  */
 struct vroce_card {
 	struct virtio_device *vdev;
@@ -85,6 +85,8 @@ static inline struct vroce_ring *vroce_recv_ring(struct vroce_card *card, u32 qp
 
 /* Reports in the log why the card is of no use, once, and lets all that waits for it fail. Any context. */
 void vroce_break(struct vroce_card *card, const char *why);
+/* Resets the card, after which no callback of its rings runs. Returns -ENODEV if it was pulled out. Process context. */
+int vroce_reset(struct vroce_card *card);
 
 /* ---- control.c ---- */
 
@@ -111,6 +113,7 @@ struct iov_part {
 int vroce_control_init(struct vroce_card *card);
 void vroce_control_start(struct vroce_card *card, struct virtqueue *vq);
 void vroce_control_stop(struct vroce_card *card);
+void vroce_control_break(struct vroce_card *card);
 void vroce_control_interrupt(struct virtqueue *vq);
 u32 vroce_control_forward(struct vroce_card *card, struct iov_part *out, unsigned int outs,
 			  struct iov_part *in, unsigned int ins);
@@ -131,6 +134,7 @@ struct vroce_region {
 void vroce_rings_init(struct vroce_card *card);
 int vroce_rings_start(struct vroce_card *card, struct virtqueue **vqs);
 void vroce_rings_stop(struct vroce_card *card);
+void vroce_rings_free(struct vroce_card *card);
 void vroce_ring_any_interrupt(struct virtqueue *vq);
 void vroce_ring_cq_interrupt(struct virtqueue *vq);
 u32 vroce_config_length(struct virtio_device *vdev);
@@ -139,6 +143,8 @@ u32 vroce_config_length(struct virtio_device *vdev);
 
 int vroce_ethernet_module_init(void);
 void vroce_ethernet_module_exit(void);
+/* Reports whether vdev is the Ethernet half of a card. */
+bool vroce_is_ethernet(const struct virtio_device *vdev);
 int vroce_ethernet_add(struct vroce_card *card);
 void vroce_ethernet_remove(struct vroce_card *card);
 void vroce_ethernet_break(struct vroce_card *card);
