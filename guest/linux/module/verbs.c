@@ -226,6 +226,7 @@ static int create_ah(struct ib_ah *ib, struct rdma_ah_init_attr *attr, struct ib
 	return err;
 }
 
+VROCE_DEFINE_REG_USER_MR(reg_user_mr, vroce_reg_user_mr)
 VROCE_DEFINE_CREATE_CQ(create_cq, vroce_create_cq)
 
 static const struct ib_device_ops ops = {
@@ -250,7 +251,7 @@ static const struct ib_device_ops ops = {
 	.create_user_ah = create_ah,
 	.destroy_ah = destroy_ah,
 	.get_dma_mr = vroce_get_dma_mr,
-	.reg_user_mr = vroce_reg_user_mr,
+	.reg_user_mr = reg_user_mr,
 	.alloc_mr = vroce_alloc_mr,
 	.map_mr_sg = vroce_map_mr_sg,
 	.dereg_mr = vroce_dereg_mr,

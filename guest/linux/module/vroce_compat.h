@@ -114,6 +114,28 @@ static inline void vroce_set_features(struct virtio_device *vdev, u64 features)
 	}
 #endif
 
+/* Since 6.17 a region may be registered with a handle of DMA hints, which the device does not have. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 17, 0)
+#define VROCE_DEFINE_REG_USER_MR(op, reg) \
+	static struct ib_mr *op(struct ib_pd *pd, u64 start, u64 length, u64 address, int access, \
+				struct ib_dmah *dmah, struct ib_udata *udata) \
+	{ \
+		return dmah ? ERR_PTR(-EOPNOTSUPP) : reg(pd, start, length, address, access, udata); \
+	}
+#else
+#define VROCE_DEFINE_REG_USER_MR(op, reg) \
+	static struct ib_mr *op(struct ib_pd *pd, u64 start, u64 length, u64 address, int access, \
+				struct ib_udata *udata) \
+	{ \
+		return reg(pd, start, length, address, access, udata); \
+	}
+#endif
+
+/* Kernels after 7.0 may describe the pages of a program by more than an address; Kbuild looks. */
+#ifdef VROCE_UMEM_GET_VA
+#define ib_umem_get ib_umem_get_va
+#endif
+
 /* Reports whether the addresses of a device behind an IOMMU differ from physical ones. */
 static inline bool vroce_iommu_translates(struct device *dev)
 {
