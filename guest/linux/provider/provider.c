@@ -329,5 +329,6 @@ static const struct verbs_device_ops device_operations = {
 
 static __attribute__((constructor)) void register_driver(void)
 {
+	vroce_one_processor = sysconf(_SC_NPROCESSORS_CONF) == 1;
 	verbs_register_driver_34(&device_operations);
 }

@@ -28,6 +28,23 @@ static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "rings and elements are little-en
 
 #define container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 
+/*
+ * The machine has one processor. If QEMU emulates such a machine, locked
+ * instructions do not order writes and reads as seen from the device.
+ */
+extern bool vroce_one_processor;
+
+/* Orders all earlier writes before all later reads, as seen from the device. */
+static inline void full_barrier(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	if (vroce_one_processor)
+		__asm__ __volatile__("mfence" ::: "memory");
+#endif
+	/* A locked instruction on x86, which is several times faster. */
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
 /* ---- what the device reads and writes ---- */
 
 enum {

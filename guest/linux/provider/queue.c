@@ -6,6 +6,8 @@
  */
 #include "provider.h"
 
+bool vroce_one_processor;
+
 /* ---- rings ---- */
 
 void vroce_ring_init(struct vroce_ring *ring, const struct vroce_ring_map *map, bool event_idx, bool in_order)
@@ -59,7 +61,7 @@ bool vroce_ring_publish(struct vroce_ring *ring)
 	ring->published = posted;
 	atomic_store_explicit(&ring->avail->idx, posted, memory_order_release);
 	/* The device looks at avail->idx after it has written what is read now. */
-	atomic_thread_fence(memory_order_seq_cst);
+	full_barrier();
 	if (!ring->event_idx)
 		return !(atomic_load_explicit(&ring->used_ring->flags, memory_order_relaxed) & VROCE_USED_NO_NOTIFY);
 	event = atomic_load_explicit(ring->avail_event, memory_order_relaxed);
@@ -107,7 +109,7 @@ void vroce_ring_post(struct vroce_ring *ring)
 static void ring_door(struct vroce_ring *ring)
 {
 	/* The write goes to a page of the device: all earlier writes come first. */
-	atomic_thread_fence(memory_order_seq_cst);
+	full_barrier();
 	*ring->door = ring->queue;
 }
 
@@ -509,7 +511,7 @@ int vroce_req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
 	else
 		atomic_store(cq->arm_word, 2);
 	atomic_store(cq->wanted, 1);
-	atomic_thread_fence(memory_order_seq_cst);
+	full_barrier();
 	if (atomic_load(cq->arm_word))
 		return 0;
 	/*
