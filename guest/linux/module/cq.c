@@ -206,7 +206,8 @@ static void arm_by_word(struct vroce_cq *cq, u32 what)
 		xchg(cq->arm, HW_ARM_NEXT);
 	else
 		cmpxchg(cq->arm, 0, HW_ARM_SOLICITED);
-	smp_store_mb(*cq->wanted, 1);
+	WRITE_ONCE(*cq->wanted, 1);
+	mb(); /* as in vroce_ring_kick */
 	spin_unlock_irqrestore(&cq->queue.lock, flags);
 }
 

@@ -243,7 +243,11 @@ void vroce_ring_kick(struct vroce_card *card, struct vroce_ring *ring, u16 old)
 	struct virtio_device *vdev = card->vdev;
 	bool wanted;
 
-	smp_mb(); /* the index is published before the device's wish is read */
+	/*
+	 * The index is published before the device's wish is read. smp_mb is a locked
+	 * instruction, and orders nothing if QEMU emulates a machine of one processor.
+	 */
+	mb();
 	if (card->event_idx)
 		wanted = vring_need_event(virtio16_to_cpu(vdev, READ_ONCE(vring_avail_event(&ring->vr))),
 					  ring->avail_idx, old);
