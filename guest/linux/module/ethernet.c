@@ -52,6 +52,7 @@ struct vroce_ethernet {
 	struct net_device *netdev;      /* virtio_net's, while it is registered */
 	bool link_up;                   /* as last reported to the RDMA half */
 	bool verbs_tried;               /* since DRIVER_OK; not again before the next */
+	bool leaving;                   /* no RDMA half is added any more; under verbs_lock */
 	struct mutex verbs_lock;        /* of adding and removing the RDMA half */
 	struct work_struct verbs_work;
 };
@@ -102,7 +103,7 @@ static void update_verbs(struct work_struct *work)
 
 	mutex_lock(&eth->verbs_lock);
 	spin_lock_irqsave(&eth->netdev_lock, flags);
-	netdev = READ_ONCE(eth->state) == STATE_RUNNING ? eth->netdev : NULL;
+	netdev = READ_ONCE(eth->state) == STATE_RUNNING && !eth->leaving ? eth->netdev : NULL;
 	if (netdev)
 		dev_hold(netdev);
 	spin_unlock_irqrestore(&eth->netdev_lock, flags);
@@ -538,6 +539,11 @@ void vroce_ethernet_remove(struct vroce_card *card)
 {
 	struct vroce_ethernet *eth = card->ethernet;
 
+	/* First, while the network interface is up: users of the RDMA half end their connections in order. */
+	mutex_lock(&eth->verbs_lock);
+	eth->leaving = true;
+	vroce_verbs_remove(card);
+	mutex_unlock(&eth->verbs_lock);
 	get_device(&eth->vdev.dev);
 	unregister_virtio_device(&eth->vdev); /* virtio_net resets it */
 	cancel_work_sync(&eth->verbs_work);
