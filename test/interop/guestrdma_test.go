@@ -263,6 +263,8 @@ func (f *rdmaFleet) rdmaRows() {
 		}
 		f.pair(pingpongs[0], f.card(0), f.card(1))
 	})
+	f.row("a card unbound under traffic", f.unbind)
+	f.row("a guest killed under traffic", f.killed)
 	f.row("no complaint of a kernel or a node", func(t *testing.T) {
 		for i := range f.guests {
 			if out := f.run(i, "dmesg | grep -e WARNING -e BUG: -e 'Call Trace' || true"); out != "" {
