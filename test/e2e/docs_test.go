@@ -25,7 +25,8 @@ import (
 // compares what they print with what the page shows.
 //
 // A fenced block of the language "console" holds commands, each after a prompt: "$ " for this
-// machine, "host1$ " for the network namespace host1; "> " continues a command. The lines after a command are what it
+// machine, "host1$ " for the network namespace host1, "guest1$ " for a virtual machine; "> " continues a
+// command. The lines after a command are what it
 // prints, in this order: each must occur in a line of the output, white space aside, and "..."
 // stands for anything. After --token, "..." is the token that was printed last. A command that ends in "&" goes
 // on while the next ones run. One that begins with
@@ -138,7 +139,7 @@ done; true`
 
 const listeners = `ss -Hltnp | grep -v '"weft"' | wc -l`
 
-// command is a command of a page and the lines that the page shows after it.
+// command is a command of a page, or of a test.
 type command struct {
 	line     int
 	host     string // network namespace, or "" for the machine itself
@@ -146,69 +147,22 @@ type command struct {
 	expected []string
 }
 
-// ellipsis is "..." and the space around it, where quoted for a regular expression.
-var ellipsis = regexp.MustCompile(` ?\\.\\.\\. ?`)
-
 // tokenLine is the line of weft token for the next host.
 var tokenLine = regexp.MustCompile(`^weft join \S+ --token (\S+)$`)
 
-var prompt = regexp.MustCompile(`^(\w*)\$ (.+)$`)
-
-// commandsOf returns the commands of all console blocks of a page. Another language may hold no
-// command, so that none is left out by mistake.
-func commandsOf(page string) ([]command, error) {
-	var list []command
-	language, inBlock := "", false
-	for i, line := range strings.Split(page, "\n") {
-		if info, ok := strings.CutPrefix(line, "```"); ok {
-			inBlock, language = !inBlock, info
-			continue
-		}
-		if !inBlock {
-			continue
-		}
-		m := prompt.FindStringSubmatch(line)
-		switch {
-		case language != "console" && m != nil:
-			return nil, fmt.Errorf("line %d: a command in a block of %q: only those of console blocks are tested",
-				i+1, language)
-		case language != "console":
-		case m != nil:
-			list = append(list, command{line: i + 1, host: m[1], text: m[2]})
-		case strings.TrimSpace(line) == "":
-		case len(list) > 0 && strings.HasPrefix(line, "> "):
-			list[len(list)-1].text += "\n" + line[2:]
-		case len(list) == 0:
-			return nil, fmt.Errorf("line %d: output before the first command", i+1)
-		default:
-			list[len(list)-1].expected = append(list[len(list)-1].expected, line)
+// commandsOf returns the commands of a page, but for those in guests, which TestGuestsRDMA runs.
+func commandsOf(page string) (list []command, err error) {
+	commands, err := lab.PageCommands(page)
+	for _, c := range commands {
+		if !c.OfGuest() {
+			list = append(list, command{c.Line, c.Host, c.Text, c.Expected})
 		}
 	}
-	return list, nil
+	return list, err
 }
 
 // compare returns an error if a line that the page shows is not in out, or not in that order.
-func (c command) compare(out string) error {
-	lines := strings.Split(out, "\n")
-	next := 0
-	for _, want := range c.expected {
-		pattern := ellipsis.ReplaceAllLiteralString(regexp.QuoteMeta(strings.Join(strings.Fields(want), " ")), ".*")
-		re, err := regexp.Compile(pattern)
-		if err != nil {
-			return err
-		}
-		for ; ; next++ {
-			if next == len(lines) {
-				return fmt.Errorf("the page shows %q, which is not in the output, or not behind the line shown before it", want)
-			}
-			if re.MatchString(strings.Join(strings.Fields(lines[next]), " ")) {
-				next++
-				break
-			}
-		}
-	}
-	return nil
-}
+func (c command) compare(out string) error { return lab.PageCommand{Expected: c.expected}.Compare(out) }
 
 // reader is a person at a machine of their own: one shell per prompt.
 type reader struct {

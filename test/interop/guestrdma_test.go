@@ -31,8 +31,8 @@ func newRDMAFleet(t *testing.T, kernel guest.Kernel) *rdmaFleet {
 	return f
 }
 
-// newRDMANodes is newRDMAFleet without the guests.
-func newRDMANodes(t *testing.T, kernel guest.Kernel) *rdmaFleet {
+// newRDMANodes is newRDMAFleet without the guests. The flags are those of the switch.
+func newRDMANodes(t *testing.T, kernel guest.Kernel, flags ...string) *rdmaFleet {
 	t.Helper()
 	began := time.Now()
 	image, err := guest.BuildRDMA(t.Context(), kernel, guest.Sources())
@@ -56,7 +56,7 @@ func newRDMANodes(t *testing.T, kernel guest.Kernel) *rdmaFleet {
 	version, _, _ := strings.Cut(string(qemu), "\n")
 	t.Logf("%s; kernel %s (%s); %s", version, image.Release, image.Package, strings.TrimSpace(string(core)))
 	f := &rdmaFleet{newNodes(t), guest.Config{Image: image, Emulator: emulator, Drivers: []string{}, Pluggable: true}}
-	f.weft(0, "vesw", "create", "lab")
+	f.weft(0, append([]string{"vesw", "create", "lab"}, flags...)...)
 	for i := range f.nodes {
 		f.weft(0, "vesw", "port", "add", "lab", f.port(i, "weft_ib0"))
 	}
@@ -250,6 +250,7 @@ func (f *rdmaFleet) rdmaRows() {
 	} {
 		f.row(p.name, func(*testing.T) { f.both(p, f.card(0), f.card(1)) })
 	}
+	f.row("the tutorial", f.tutorial)
 	f.row("a program of a node", f.withNode)
 	f.row("soft-RoCE of a guest", f.withSoftRoCE)
 	f.row("the driver unloaded and loaded", func(t *testing.T) {
@@ -335,7 +336,8 @@ func (f *rdmaFleet) rping(*testing.T) {
 			theirs, serr := f.servedSoon(i, "rping", err)
 			// rping's server does not count the disconnection by the client as success in all versions.
 			if err != nil || serr != nil && !strings.Contains(theirs, "server DISCONNECT EVENT") {
-				f.t.Errorf("%s: client: %v, server: %v\n-- client --\n%s\n-- server --\n%s", addr, err, serr, ours, theirs)
+				f.t.Errorf("%s: client: %v, server: %v\n-- client --\n%s\n-- server --\n%s", addr, err, serr, ours,
+					theirs)
 			}
 		}
 	}
