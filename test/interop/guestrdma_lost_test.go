@@ -72,7 +72,7 @@ func (f *rdmaFleet) unbind(t *testing.T) {
 	f.run(0, "cd /sys/bus/virtio/drivers/virtio_roce; set -- virtio*; echo $1 >/tmp/card; echo $1 >unbind; "+
 		"! [ -e /sys/class/infiniband/vroce0 ]")
 	f.peerFails(t)
-	// The program of the card that went has lost the connection by which it would hear of the other's end, too.
+	// The program of the card that went has lost the connection by which the other end would end it, too.
 	if out, err := f.servedSoon(0, endless.name, errors.New("the card went")); err == nil {
 		t.Errorf("the program of the card that went:\n%s", out)
 	}
@@ -89,6 +89,26 @@ func (f *rdmaFleet) killed(t *testing.T) {
 	f.peerFails(t)
 	f.wait("the node has nothing of the guest", func() bool { v := f.vm(0); return !v.Guest && v.RoCE == nil })
 	f.again(0)
+	f.both(pingpongs[0], f.card(0), f.card(1))
+}
+
+// nodeAnew ends node 1 under traffic, and starts it again. The guest gets its card back as
+// docs/notes/qemu.md describes.
+func (f *rdmaFleet) nodeAnew(t *testing.T) {
+	f.traffic()
+	n := f.nodes[1]
+	n.Proc.Kill()
+	if err := n.Again(f.flags[1]...); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.guests[1].Replug(t.Context(), &f.vms[1]); err != nil {
+		t.Fatal(err)
+	}
+	f.run(1, until("{ [ -e /sys/class/infiniband/vroce0 ] && [ -e /sys/class/net/eth0 ]; }", veswLimit)+"; network")
+	f.tap(1)
+	f.ready(1)
+	f.servedSoon(0, endless.name, errors.New("the node ended"))
+	f.reaches(0, guestAddr(1))
 	f.both(pingpongs[0], f.card(0), f.card(1))
 }
 

@@ -33,7 +33,7 @@ func (m *measured) String() string {
 		slices.Min(m.rates), slices.Max(m.rates), median(m.node), median(m.qemu))
 }
 
-// TestGuestsRDMAMeasured measures what docs/performance.md tells of guests: 64 KiB WRITEs between two guests of one
+// TestGuestsRDMAMeasured measures the rows of docs/performance.md for guests: 64 KiB WRITEs between two guests of one
 // node by the card and by soft-RoCE, and TCP with virtio_roce and with virtio_net as the driver of the card, in turn.
 func TestGuestsRDMAMeasured(t *testing.T) {
 	lab.OnlySoak(t)

@@ -266,6 +266,7 @@ func (f *rdmaFleet) rdmaRows() {
 	})
 	f.row("a card unbound under traffic", f.unbind)
 	f.row("a guest killed under traffic", f.killed)
+	f.row("a node started anew", f.nodeAnew)
 	f.row("no complaint of a kernel or a node", func(t *testing.T) {
 		for i := range f.guests {
 			if out := f.run(i, "dmesg | grep -e WARNING -e BUG: -e 'Call Trace' || true"); out != "" {
@@ -278,7 +279,7 @@ func (f *rdmaFleet) rdmaRows() {
 	})
 }
 
-// devices compares what the programs of the guest and the node tell of a card.
+// devices compares what the programs of the guest and the node report of a card.
 func (f *rdmaFleet) devices(t *testing.T) {
 	for i := range f.guests {
 		if out := f.run(i, "ibv_devices"); !strings.Contains(out, "vroce0") {

@@ -225,7 +225,7 @@ func buildDriver(ctx context.Context, sources, headers, cacheDir string) (string
 	return final, nil
 }
 
-// telling matches lines of a build that say what is wrong.
+// telling matches lines of a build that report what is wrong.
 var telling = regexp.MustCompile(`(?i)error|warning|undefined|\*\*\*|No such file`)
 
 // runMake runs make for sources below dir. The error has the lines of the compiler, with paths relative to dir.
