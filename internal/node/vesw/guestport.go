@@ -35,6 +35,7 @@ type GuestPort struct {
 	halted  bool                // the device of the guest is stopped (Halt)
 	// answering is set while the resolver reports a result: the data path is in the midst of a batch.
 	answering bool
+	pushing   bool // frames of the link leave in the midst of a queue pair's turn
 }
 
 // NewGuestPort makes the Ethernet port of a guest, without a function yet. notify gets the events of the port, on the
@@ -171,12 +172,16 @@ func (p *GuestPort) resolve(ip netip.Addr) bool {
 	return from.IsValid() && p.ask.Ask(p.h.cfg.Now(), from, ip)
 }
 
-// push sends the frames that wait in the link. A result of the resolver arrives in the midst of a batch of the data path,
-// which must not begin another one: the frames then wait for the next turn.
+// push sends the frames that wait in the link, and no others: it is called while a queue pair sends, and commands of the
+// guest, which come with its frames, may end that queue pair. A result of the resolver arrives in the midst of a batch of
+// the data path, which must not begin another one: the frames then wait for the next turn.
 func (p *GuestPort) push(now mono.Time) {
-	if !p.answering && p.at != nil && p.at.port.seg == vnic.Segment(p.at) {
-		p.h.data.pull(now, p.at.port)
+	if p.answering || p.at == nil || p.at.port.seg != vnic.Segment(p.at) {
+		return
 	}
+	p.pushing = true
+	defer func() { p.pushing = false }() // a fault of memory may unwind the lane
+	p.h.data.pull(now, p.at.port)
 }
 
 // addressInUse reports whether a port of a virtual Ethernet switch on this node, other than except, has an address.
@@ -273,6 +278,9 @@ func (g *guestSegment) Deadline() mono.Time { return g.p.ask.Deadline() }
 // TryReadBatch implements vnic.Segment. Half of the batch is for RoCEv2 at most while the guest has frames, so that
 // neither waits for the other.
 func (g *guestSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (n int, err error) {
+	if g.p.pushing {
+		return g.p.link.Read(frames, off), nil
+	}
 	if due := g.p.ask.Deadline(); due != 0 {
 		now := g.p.h.cfg.Now()
 		for n < min(maxQuestions, len(frames)/4) {
