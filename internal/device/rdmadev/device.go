@@ -375,8 +375,8 @@ func (d *Device) Sleep() bool {
 	if d.dead {
 		return true
 	}
-	posted := d.polled.await()
-	return !d.behind && !posted && (d.bell == nil || !d.bell.Sleep())
+	again := d.polled.await()
+	return !d.behind && !again && (d.bell == nil || !d.bell.Sleep())
 }
 
 // Wake takes the request for a kick back.

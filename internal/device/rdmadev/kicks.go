@@ -8,10 +8,11 @@ import "slices"
 // until one comes. From then on the device looks at the ring each turn, without kicks, until nothing was posted for a
 // while or the lane sleeps. A program has a doorbell instead.
 type kicks struct {
-	polled bool   // it is in Device.polled
-	still  bool   // the device never waits for an element of the ring: no kick is needed
-	seen   uint16 // the driver's index, when it was looked at last
-	rest   int    // turns since an element was posted
+	polled  bool   // it is in Device.polled
+	enabled bool   // … and kicks are enabled: it is polled a little longer (release)
+	still   bool   // the device never waits for an element of the ring: no kick is needed
+	seen    uint16 // the driver's index, when it was looked at last
+	rest    int    // turns since an element was posted
 }
 
 // restTurns is how many turns a ring is polled in vain: less than a lane spins before it sleeps.
@@ -39,7 +40,7 @@ func (r *ring) needNone() {
 // poll has a ring looked at each turn, without kicks. The caller looks at the ring once more.
 func (r *ring) poll() {
 	if k := &r.kicks; !k.polled && !k.still && !r.d.cfg.Verbs && r.index != ownControl(&r.d.cfg) {
-		k.polled, k.rest = true, 0
+		k.polled, k.enabled, k.rest = true, false, 0
 		r.d.polled = append(r.d.polled, r)
 		r.vq.DisableKick()
 		k.seen = r.vq.Index()
@@ -63,7 +64,8 @@ func (p *polledRings) look() (busy bool) {
 		r := (*p)[i]
 		k := &r.kicks
 		if now := r.vq.Index(); now != k.seen {
-			k.seen, k.rest, busy = now, 0, true
+			r.resume(now)
+			busy = true
 			r.posted()
 		} else if k.rest++; k.rest >= restTurns && r.release() {
 			*p = slices.Delete(*p, i, i+1)
@@ -73,22 +75,36 @@ func (p *polledRings) look() (busy bool) {
 	return busy
 }
 
-// await enables the kicks of all, and reports whether elements were posted to one of them: that one stays polled, and
-// the lane must not sleep.
-func (p *polledRings) await() (posted bool) {
+// await ends the polling of all rings. It reports whether one must be looked at again: the lane must not sleep yet.
+func (p *polledRings) await() (again bool) {
 	*p = slices.DeleteFunc(*p, (*ring).release)
 	return len(*p) > 0
 }
 
-// release enables kicks of a ring that is polled. It returns false if an element was posted meanwhile: the ring stays
-// polled, without kicks.
+// release ends the polling of a ring, in two steps, and returns true after the second one: the first enables kicks, the
+// second, some turns of the lane later, looks once more. An emulator of a guest with one processor makes no barriers of
+// the guest's: there the driver may have decided against a kick before its index could be seen.
 func (r *ring) release() bool {
-	if r.vq.EnableKickAt(r.kicks.seen) {
-		r.vq.DisableKick()
-		return false
+	k := &r.kicks
+	switch {
+	case r.vq.Index() != k.seen:
+		return false // look finds it
+	case k.enabled:
+		k.polled = false
+		return true
 	}
-	r.kicks.polled = false
-	return true
+	k.enabled, k.rest = true, 0
+	r.vq.EnableKickAt(k.seen)
+	return false
+}
+
+// resume continues the polling of a ring up to the driver's index now.
+func (r *ring) resume(now uint16) {
+	k := &r.kicks
+	if k.seen, k.rest = now, 0; k.enabled {
+		k.enabled = false
+		r.vq.DisableKick()
+	}
 }
 
 // ownControl is the number of the control queue of a device that has one, else of no ring.
