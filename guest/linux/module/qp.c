@@ -266,6 +266,8 @@ int vroce_modify_qp(struct ib_qp *ib, struct ib_qp_attr *attr, int mask, struct 
 	if (mask & ~(IB_QP_ATTR_STANDARD_BITS | IB_QP_RATE_LIMIT) || mask & (IB_QP_ALT_PATH | IB_QP_PATH_MIG_STATE) ||
 	    !ib_modify_qp_is_ok(from, to, ib->qp_type, mask & ~IB_QP_RATE_LIMIT))
 		return -EINVAL;
+	if (mask & IB_QP_EN_SQD_ASYNC_NOTIFY && attr->en_sqd_async_notify)
+		return -EOPNOTSUPP;
 	if ((mask & IB_QP_PORT && attr->port_num != 1) || (mask & IB_QP_PKEY_INDEX && attr->pkey_index))
 		return -EINVAL;
 	req.qp_state = to;

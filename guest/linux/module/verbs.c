@@ -16,7 +16,10 @@
 
 /* What the module uses of the extensions that a device may have. */
 #define EXTENSIONS (HW_CAP_ATOMIC | HW_CAP_MEM_MGT | HW_CAP_SRQ | HW_CAP_ASYNC_EVQ | HW_CAP_ERRNO_ACK | \
-		    HW_CAP_SG_WQE | HW_CAP_ARM_DOORBELL | HW_CAP_MCAST)
+		    HW_CAP_SG_WQE | HW_CAP_ARM_DOORBELL | HW_CAP_ATOMIC_WRITE | HW_CAP_MCAST | HW_CAP_PORT_ATTR)
+
+/* IB_DEVICE_ATOMIC_WRITE, which early kernels do not have: programs may use it, the kernel does not. */
+#define DEVICE_ATOMIC_WRITE BIT_ULL(40)
 
 int vroce_destroy(struct vroce_verbs *verbs, u8 command, u32 handle)
 {
@@ -69,6 +72,8 @@ static int query_device(struct ib_device *ib, struct ib_device_attr *attr, struc
 	attr->max_sgl_rd = attr->max_sge_rd;
 	if (verbs->extensions & HW_CAP_ATOMIC)
 		attr->atomic_cap = IB_ATOMIC_HCA;
+	if (verbs->extensions & HW_CAP_ATOMIC_WRITE)
+		attr->device_cap_flags |= DEVICE_ATOMIC_WRITE;
 	if (verbs->extensions & HW_CAP_MEM_MGT) {
 		attr->device_cap_flags |= IB_DEVICE_MEM_MGT_EXTENSIONS;
 		attr->max_fast_reg_page_list_len = le32_to_cpu(l->max_fast_reg_pages);

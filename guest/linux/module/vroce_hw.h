@@ -52,6 +52,7 @@ enum {
 #define HW_CAP_ARM_DOORBELL   BIT_ULL(50)
 #define HW_CAP_ATOMIC_WRITE   BIT_ULL(57)
 #define HW_CAP_MCAST          BIT_ULL(59)
+#define HW_CAP_PORT_ATTR      BIT_ULL(60)
 
 struct hw_qp_cap {
 	__le32 max_send_wr;
