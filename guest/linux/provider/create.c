@@ -358,6 +358,8 @@ struct ibv_qp *vroce_create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_at
 		return fails(EINVAL);
 	if (extended && attr->send_ops_flags & ~send_operations(opcodes))
 		return fails(EOPNOTSUPP);
+	if (extended && attr->send_ops_flags & 1 << 12 && attr->cap.max_inline_data < 8)
+		attr->cap.max_inline_data = 8; /* IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_wr_atomic_write takes a value */
 	qp = calloc(1, sizeof(*qp));
 	if (!qp)
 		return fails(ENOMEM);
