@@ -61,5 +61,5 @@ func TestGuestModuleOfUnstable(t *testing.T) {
 	out := inRelease(t, "sid", "gcc,make,linux-headers-amd64", `
 make -C module KDIR="$(echo /usr/src/linux-headers-*-amd64)"
 echo "built for $(ls -d /usr/src/linux-headers-*-amd64)"`)
-	t.Log(lab.Tail(out, 1))
+	t.Log(lab.Tail(out, 3))
 }

@@ -4,6 +4,7 @@ package interop
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,6 +55,57 @@ func TestGuestsNVMe(t *testing.T) {
 				f.unload(i)
 			}
 		})
+	}
+}
+
+// verbcheckDiffers are the tests of verbcheck that do not pass in a guest, with the reason. Those of windows, "mw.", are
+// not listed: the driver has none.
+var verbcheckDiffers = map[string]string{
+	"mr.rereg":           "a region cannot be registered again",
+	"mr.zero_based":      "regions begin at their address",
+	"mr.protection":      "the right to bind windows is refused",
+	"mr.protected_later": "the kernel pins memory",
+	"mr.unmapped_later":  "the kernel pins memory",
+	"err.gone":           "the kernel pins memory",
+	"cq.resize":          "completion queues keep their size",
+	"cq.overflow":        "completion queues keep their size",
+	"state.sqd":          "there is no event of a drained send queue",
+	"state.uc":           "a UC queue pair gets no new address vector in SQD",
+	"state.posting":      "the provider posts in every state",
+	"mcast.self":         "another errno for a flag that is unknown",
+	"event.arm.nonempty": "completions before the arming cause no event",
+	"event.arm.poll_few": "completions before the arming cause no event",
+}
+
+// TestGuestsRDMAVerbcheck has verbcheck check every byte and every error between two guests, over IPv4 and IPv6.
+func TestGuestsRDMAVerbcheck(t *testing.T) {
+	lab.OnlySoak(t)
+	f := newRDMANodes(t, guest.Debian12)
+	f.config.Files = map[string]string{"/bin/verbcheck": lab.Bin("verbcheck")}
+	f.fleet.boot([2]guest.Config{f.config, f.config})
+	for i := range f.guests {
+		f.load(i)
+	}
+	for _, addrs := range [][2]string{{guestAddr(0), guestAddr(1)}, {guestAddr6(0), guestAddr6(1)}} {
+		server, client := f.end(0, "vroce0", addrs[0]), f.end(1, "vroce0", addrs[1])
+		const port = 19100
+		f.serveUntil(0, fmt.Sprintf("verbcheck -d vroce0 -g %s -p %d -w 20", server.gid, port),
+			"grep -q waiting /tmp/out")
+		out, err := f.runFor(1, fmt.Sprintf("timeout 590 verbcheck -d vroce0 -g %s -p %d -w 20 %s", client.gid, port,
+			guestAddr(0)), 10*time.Minute)
+		if theirs, serr := f.servedSoon(0, "verbcheck", err); serr != nil {
+			t.Errorf("server: %v\n%s", serr, lab.Tail(theirs, 40))
+		}
+		passed, failed, skipped := lab.Verdicts(out)
+		for name, why := range failed {
+			if verbcheckDiffers[name] == "" && !strings.HasPrefix(name, "mw.") {
+				t.Errorf("%s: %s", name, why)
+			}
+		}
+		t.Logf("%v: %d passed, %d failed; the driver cannot do: %v", addrs, len(passed), len(failed), skipped)
+		if err != nil && len(failed) == 0 || len(passed) < 130 {
+			t.Errorf("%v\n%s", err, lab.Tail(out, 60))
+		}
 	}
 }
 
