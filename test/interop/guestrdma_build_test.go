@@ -12,7 +12,7 @@ import (
 )
 
 // inRelease runs a command in a new root of a Debian release with packages, and returns what it printed. archive is the
-// driver of guests, in the directory /root of that root. Nothing of the root is left.
+// driver of guests, in the directory /opt of that root. Nothing of the root is left.
 func inRelease(t *testing.T, release, packages, command string) string {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "driver.tar.gz")
@@ -20,14 +20,14 @@ func inRelease(t *testing.T, release, packages, command string) string {
 		t.Fatalf("%v: %s", err, out)
 	}
 	script := filepath.Join(filepath.Dir(archive), "script")
-	if err := os.WriteFile(script, []byte("set -e\ncd /root\ntar xzf driver.tar.gz\ncd virtio-roce-*\n"+command+"\n"),
+	if err := os.WriteFile(script, []byte("set -e\ncd /opt\ntar xzf driver.tar.gz\ncd virtio-roce-*\n"+command+"\n"),
 		0o755); err != nil {
 		t.Fatal(err)
 	}
 	out, err := lab.Run(lab.Cmd{Args: []string{"mmdebstrap", "--quiet", "--variant=minbase", "--format=null",
 		`--aptopt=Acquire::Check-Valid-Until "false"`, "--include=" + packages,
-		"--customize-hook=copy-in " + archive + " " + script + " /root",
-		"--chrooted-customize-hook=sh /root/script", release, "-"}}, 15*time.Minute)
+		"--customize-hook=copy-in " + archive + " " + script + " /opt",
+		"--chrooted-customize-hook=sh /opt/script", release, "-"}}, 15*time.Minute)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", release, err, lab.Tail(out, 60))
 	}
