@@ -15,7 +15,7 @@
 
 #include "vroce.h"
 
-/* How long a command may take, in milliseconds, where the caller sleeps and where it spins. */
+/* The longest time of a command, in milliseconds, if its caller sleeps and if its caller spins. */
 #define SLEEP_LIMIT 10000
 #define SPIN_LIMIT   5000
 

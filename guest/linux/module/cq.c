@@ -40,45 +40,6 @@ static int set_arm_area(struct vroce_verbs *verbs, struct vroce_cq *cq, void *he
 	return vroce_do(verbs, HW_SET_ARM_AREA, &req, false);
 }
 
-/*
- * Creates a completion queue of the device. A program may still have the ring of
- * the number that the device chose mapped; such numbers are tried no further, and
- * given back at the end.
- */
-static int create(struct vroce_verbs *verbs, u32 entries, u32 *cqn)
-{
-	struct hw_create_cq req = { .cqe = cpu_to_le32(entries) };
-	u32 *taken = NULL, count = 0;
-	struct hw_handle res;
-	int err;
-
-	for (;;) {
-		err = vroce_call(verbs, HW_CREATE_CQ, &req, &res);
-		if (err)
-			break;
-		*cqn = le32_to_cpu(res.handle);
-		if (*cqn >= verbs->card->max_cqs) {
-			vroce_break(verbs->card, "it made a completion queue beyond its limit");
-			err = -EIO;
-			break;
-		}
-		if (!atomic_read(&verbs->card->cq[*cqn].mapped))
-			break;
-		if (!taken)
-			taken = kcalloc(verbs->card->max_cqs, sizeof(*taken), GFP_KERNEL);
-		if (!taken || count == verbs->card->max_cqs) {
-			vroce_destroy(verbs, HW_DESTROY_CQ, *cqn);
-			err = -ENOMEM;
-			break;
-		}
-		taken[count++] = *cqn;
-	}
-	while (count)
-		vroce_destroy(verbs, HW_DESTROY_CQ, taken[--count]);
-	kfree(taken);
-	return err;
-}
-
 static void make_available(struct vroce_verbs *verbs, struct vroce_cq *cq)
 {
 	u32 i;
@@ -111,6 +72,7 @@ static void list_cq(struct vroce_verbs *verbs, u32 cqn, struct vroce_cq *cq)
 
 int vroce_create_cq(struct ib_cq *ib, int entries, struct ib_udata *udata)
 {
+	struct hw_create_cq req = { .cqe = cpu_to_le32(entries) };
 	struct vroce_verbs *verbs = to_verbs(ib->device);
 	struct vroce_cq *cq = to_cq(ib);
 	int err;
@@ -118,7 +80,7 @@ int vroce_create_cq(struct ib_cq *ib, int entries, struct ib_udata *udata)
 	if (entries < 1 || entries > ib->device->attrs.max_cqe)
 		return -EINVAL;
 	mutex_lock(&verbs->objects);
-	err = create(verbs, entries, &cq->cqn);
+	err = vroce_create_numbered(verbs, &vroce_numbered_cq, &req, sizeof(req), &cq->cqn);
 	if (err)
 		goto unlock;
 	err = vroce_queue_init(verbs, &cq->queue, &verbs->card->cq[cq->cqn], entries, CQE_SIZE, HEAD, true);

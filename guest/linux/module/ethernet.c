@@ -28,7 +28,7 @@
 #define SHADOW_MAX_PARTS 32
 #define SHADOW_MAX_BYTES (256 * 1024)
 
-/* A feature of later versions of virtio-net; its commands have class 6, as those of RoCE. */
+/* A feature of later versions of virtio-net. Its commands have class 6, which is also the class of RoCE commands. */
 #define F_VQ_NOTF_COAL 52
 
 /* The state of a card between two resets. */
@@ -306,7 +306,7 @@ static u32 queue_pairs(struct vroce_ethernet *eth)
 	return pairs;
 }
 
-/* Makes all virtqueues of the card. info describes those that virtio_net asks for, the control queue last. */
+/* Makes all virtqueues of the card. info describes those of virtio_net; the control queue is the last of them. */
 static int set_up(struct vroce_ethernet *eth, const struct vroce_queue_info *info, struct virtqueue **vqs,
 		  struct irq_affinity *affinity)
 {

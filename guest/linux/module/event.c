@@ -134,7 +134,6 @@ int vroce_events_start(struct vroce_verbs *verbs)
 	struct hw_create_cq create = { .cqe = cpu_to_le32(EVENTS) };
 	struct hw_set_evq set = {};
 	struct vroce_events *e;
-	struct hw_handle res;
 	int err, i;
 
 	if (!(verbs->extensions & HW_CAP_ASYNC_EVQ))
@@ -144,12 +143,8 @@ int vroce_events_start(struct vroce_verbs *verbs)
 		return -ENOMEM;
 	e->verbs = verbs;
 	INIT_WORK(&e->work, work);
-	err = vroce_call(verbs, HW_CREATE_CQ, &create, &res);
+	err = vroce_create_numbered(verbs, &vroce_numbered_cq, &create, sizeof(create), &e->cqn);
 	if (err)
-		goto free;
-	e->cqn = le32_to_cpu(res.handle);
-	err = -EIO;
-	if (e->cqn >= verbs->card->max_cqs)
 		goto free;
 	err = vroce_queue_init(verbs, &e->queue, &verbs->card->cq[e->cqn], EVENTS, 64, 0, true);
 	if (err)
@@ -157,7 +152,7 @@ int vroce_events_start(struct vroce_verbs *verbs)
 	for (i = 0; i < EVENTS; i++)
 		vroce_queue_add(verbs, &e->queue, i);
 	vroce_queue_publish(verbs, &e->queue, 0);
-	set.cqn = res.handle;
+	set.cqn = cpu_to_le32(e->cqn);
 	err = vroce_do(verbs, HW_SET_EVQ, &set, false);
 	if (err)
 		goto destroy;

@@ -37,7 +37,7 @@ static bool is_gone(struct virtio_device *vdev)
 	return vdev->config->get_status(vdev) == STATUS_GONE;
 }
 
-/* Lets all requests to the card fail, those that wait and later ones. Returns false if they fail already. */
+/* Makes all waiting and all later requests to the card fail. Returns false if requests fail already. */
 static bool end_use(struct vroce_card *card)
 {
 	if (xchg(&card->broken, true))

@@ -8,43 +8,6 @@
 
 #include "verbs.h"
 
-int vroce_create_numbered(struct vroce_verbs *verbs, u8 command, const void *req, size_t req_size, u32 *number,
-			  size_t res_size)
-{
-	u8 destroy = command == HW_CREATE_SRQ ? HW_DESTROY_SRQ : HW_DESTROY_QP;
-	struct vroce_card *card = verbs->card;
-	u32 *taken = NULL, count = 0;
-	__le32 res[2];
-	int err;
-
-	for (;;) {
-		err = vroce_command(card, command, req, req_size, NULL, 0, res, res_size, false);
-		if (err)
-			break;
-		*number = le32_to_cpu(res[0]);
-		if (*number < 1 || *number >= card->max_qps) {
-			vroce_break(card, "it made a queue pair beyond its limit");
-			err = -EIO;
-			break;
-		}
-		if (!atomic_read(&vroce_send_ring(card, *number)->mapped) &&
-		    !atomic_read(&vroce_recv_ring(card, *number)->mapped))
-			break;
-		if (!taken)
-			taken = kcalloc(card->max_qps, sizeof(*taken), GFP_KERNEL);
-		if (!taken || count == card->max_qps) {
-			vroce_destroy(verbs, destroy, *number);
-			err = -ENOMEM;
-			break;
-		}
-		taken[count++] = *number;
-	}
-	while (count)
-		vroce_destroy(verbs, destroy, taken[--count]);
-	kfree(taken);
-	return err;
-}
-
 /* Returns the device's name of a type, or a negative errno. */
 static int type_of(enum ib_qp_type type)
 {
@@ -172,7 +135,7 @@ int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_ud
 					(attr->create_flags ? HW_QP_BLOCK_SELF_MCAST : 0)),
 	};
 	mutex_lock(&verbs->objects);
-	err = vroce_create_numbered(verbs, HW_CREATE_QP, &req, sizeof(req), &ib->qp_num, sizeof(struct hw_handle));
+	err = vroce_create_numbered(verbs, &vroce_numbered_qp, &req, sizeof(req), &ib->qp_num);
 	if (err)
 		goto unlock;
 	err = make_queues(verbs, qp, attr, !udata);

@@ -64,6 +64,80 @@ int vroce_queue_for_kernel(struct vroce_queue *q)
 	return q->wr_ids ? 0 : -ENOMEM;
 }
 
+/* ---- numbers, which the device chooses ---- */
+
+static bool valid_cq(const struct vroce_card *card, u32 number)
+{
+	return number < card->max_cqs;
+}
+
+static bool mapped_cq(struct vroce_card *card, u32 number)
+{
+	return atomic_read(&card->cq[number].mapped);
+}
+
+static bool valid_qp(const struct vroce_card *card, u32 number)
+{
+	return number >= 1 && number < card->max_qps;
+}
+
+static bool mapped_qp(struct vroce_card *card, u32 number)
+{
+	return atomic_read(&vroce_send_ring(card, number)->mapped) || atomic_read(&vroce_recv_ring(card, number)->mapped);
+}
+
+const struct vroce_numbered vroce_numbered_cq = {
+	.create = HW_CREATE_CQ, .destroy = HW_DESTROY_CQ, .res_size = sizeof(struct hw_handle),
+	.beyond = "it made a completion queue beyond its limit", .valid = valid_cq, .mapped = mapped_cq,
+};
+
+const struct vroce_numbered vroce_numbered_qp = {
+	.create = HW_CREATE_QP, .destroy = HW_DESTROY_QP, .res_size = sizeof(struct hw_handle),
+	.beyond = "it made a queue pair beyond its limit", .valid = valid_qp, .mapped = mapped_qp,
+};
+
+const struct vroce_numbered vroce_numbered_srq = {
+	.create = HW_CREATE_SRQ, .destroy = HW_DESTROY_SRQ, .res_size = sizeof(struct hw_create_srq_result),
+	.beyond = "it made a queue pair beyond its limit", .valid = valid_qp, .mapped = mapped_qp,
+};
+
+int vroce_create_numbered(struct vroce_verbs *verbs, const struct vroce_numbered *kind, const void *req,
+			  size_t req_size, u32 *number)
+{
+	struct vroce_card *card = verbs->card;
+	u32 limit = max(card->max_cqs, card->max_qps), count = 0, *taken = NULL;
+	__le32 res[2];
+	int err;
+
+	for (;;) {
+		err = vroce_command(card, kind->create, req, req_size, NULL, 0, res, kind->res_size, false);
+		if (err)
+			break;
+		*number = le32_to_cpu(res[0]);
+		if (!kind->valid(card, *number)) {
+			vroce_break(card, kind->beyond);
+			err = -EIO;
+			break;
+		}
+		if (!kind->mapped(card, *number))
+			break;
+		if (!taken)
+			taken = kcalloc(limit, sizeof(*taken), GFP_KERNEL);
+		if (!taken || count == limit) {
+			vroce_destroy(verbs, kind->destroy, *number);
+			err = -ENOMEM;
+			break;
+		}
+		taken[count++] = *number;
+	}
+	while (count)
+		vroce_destroy(verbs, kind->destroy, taken[--count]);
+	kfree(taken);
+	return err;
+}
+
+/* ---- mappings ---- */
+
 static struct vroce_mapping *add_mapping(struct vroce_verbs *verbs, struct ib_ucontext *context, phys_addr_t start,
 					 size_t length, u64 *offset)
 {

@@ -48,8 +48,7 @@ int vroce_create_srq(struct ib_srq *ib, struct ib_srq_init_attr *attr, struct ib
 	    attr->attr.max_sge > ib->device->attrs.max_srq_sge)
 		return -EINVAL;
 	mutex_lock(&verbs->objects);
-	err = vroce_create_numbered(verbs, HW_CREATE_SRQ, &req, sizeof(req), &srq->srqn,
-				    sizeof(struct hw_create_srq_result));
+	err = vroce_create_numbered(verbs, &vroce_numbered_srq, &req, sizeof(req), &srq->srqn);
 	if (err)
 		goto unlock;
 	err = vroce_queue_init(verbs, &srq->queue, vroce_recv_ring(verbs->card, srq->srqn), attr->attr.max_wr, size, 0,

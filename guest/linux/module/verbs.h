@@ -21,7 +21,7 @@ struct vroce_verbs {
 	struct ib_device ib;
 	struct vroce_card *card;
 	struct net_device *netdev;
-	u64 extensions;                  /* those that are enabled */
+	u64 extensions;                  /* the enabled ones, as bits of device_cap_flags */
 	struct hw_query_device limits;
 	u32 gid_table_length;
 	u32 max_message;
@@ -178,6 +178,24 @@ static inline void *vroce_element(const struct vroce_queue *q, u32 number)
 	return q->first + (size_t)number * q->size;
 }
 
+/* A kind of object that has the rings of a number, which the device chooses. */
+struct vroce_numbered {
+	u8 create, destroy;              /* commands; the result of create begins with the number */
+	size_t res_size;
+	const char *beyond;              /* the fault of a number outside the limits */
+	bool (*valid)(const struct vroce_card *card, u32 number);
+	bool (*mapped)(struct vroce_card *card, u32 number);
+};
+
+extern const struct vroce_numbered vroce_numbered_cq, vroce_numbered_qp, vroce_numbered_srq;
+
+/*
+ * Creates an object of the device. A program may still have a ring of the number
+ * that the device chose mapped; such numbers are given back, and others tried.
+ * verbs->objects is held, if the device is registered.
+ */
+int vroce_create_numbered(struct vroce_verbs *verbs, const struct vroce_numbered *kind, const void *req,
+			  size_t req_size, u32 *number);
 int vroce_mmap(struct ib_ucontext *context, struct vm_area_struct *vma);
 void vroce_mmap_free(struct rdma_user_mmap_entry *entry);
 
@@ -211,14 +229,6 @@ void vroce_cq_check(struct vroce_verbs *verbs, struct vroce_cq *cq);
 
 /* ---- qp.c, srq.c, post.c ---- */
 
-/*
- * Creates a queue pair or a shared receive queue of the device. A program may still
- * have a ring of the number that the device chose mapped; such numbers are given
- * back, and others tried. The result has res_size octets and begins with the number.
- * verbs->objects is held.
- */
-int vroce_create_numbered(struct vroce_verbs *verbs, u8 command, const void *req, size_t req_size, u32 *number,
-			  size_t res_size);
 int vroce_create_qp(struct ib_qp *ib, struct ib_qp_init_attr *attr, struct ib_udata *udata);
 int vroce_modify_qp(struct ib_qp *ib, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
 int vroce_query_qp(struct ib_qp *ib, struct ib_qp_attr *attr, int mask, struct ib_qp_init_attr *init);
