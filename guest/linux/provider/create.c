@@ -329,7 +329,7 @@ static uint64_t send_operations(uint32_t opcodes)
 		{ IBV_WR_LOCAL_INV, IBV_QP_EX_WITH_LOCAL_INV },
 		{ IBV_WR_BIND_MW, IBV_QP_EX_WITH_BIND_MW },
 		{ IBV_WR_SEND_WITH_INV, IBV_QP_EX_WITH_SEND_WITH_INV },
-		{ 15, 1 << 12 /* IBV_QP_EX_WITH_ATOMIC_WRITE */ },
+		{ VROCE_WR_ATOMIC_WRITE, VROCE_QP_EX_WITH_ATOMIC_WRITE },
 	};
 	uint64_t flags = 0;
 
@@ -358,8 +358,8 @@ struct ibv_qp *vroce_create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_at
 		return fails(EINVAL);
 	if (extended && attr->send_ops_flags & ~send_operations(opcodes))
 		return fails(EOPNOTSUPP);
-	if (extended && attr->send_ops_flags & 1 << 12 && attr->cap.max_inline_data < 8)
-		attr->cap.max_inline_data = 8; /* IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_wr_atomic_write takes a value */
+	if (extended && attr->send_ops_flags & VROCE_QP_EX_WITH_ATOMIC_WRITE && attr->cap.max_inline_data < 8)
+		attr->cap.max_inline_data = 8; /* ibv_wr_atomic_write takes a value */
 	qp = calloc(1, sizeof(*qp));
 	if (!qp)
 		return fails(ENOMEM);

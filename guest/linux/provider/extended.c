@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requests by the functions of ibv_qp_ex, completions by those of ibv_cq_ex. */
+/* The functions that ibv_qp_ex has for requests, and ibv_cq_ex for completions. */
 #include "provider.h"
 
 /* ---- requests ---- */
@@ -249,7 +249,7 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 {
 	struct ibv_data_buf buffer = { .addr = (void *)value, .length = 8 };
 
-	begin_rdma(to_qp_ex(ex), 15 /* IBV_WR_ATOMIC_WRITE */, rkey, remote_addr, 0);
+	begin_rdma(to_qp_ex(ex), VROCE_WR_ATOMIC_WRITE, rkey, remote_addr, 0);
 	wr_set_inline_data_list(ex, 1, &buffer);
 }
 

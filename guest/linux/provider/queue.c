@@ -131,8 +131,7 @@ struct opcode {
 	uint64_t extension;  /* that must be enabled, or 0 */
 };
 
-/* IBV_WR_ATOMIC_WRITE, which early headers do not have. */
-enum { WR_ATOMIC_WRITE = 15, WR_COUNT };
+enum { WR_COUNT = VROCE_WR_ATOMIC_WRITE + 1 };
 
 static const struct opcode opcodes[WR_COUNT] = {
 	[IBV_WR_RDMA_WRITE] = { VROCE_OP_RDMA_WRITE, true, 0 },
@@ -145,7 +144,7 @@ static const struct opcode opcodes[WR_COUNT] = {
 	[IBV_WR_LOCAL_INV] = { VROCE_OP_LOCAL_INV, false, VROCE_EXT_MEM_MGT },
 	[IBV_WR_BIND_MW] = { VROCE_OP_BIND_MW, false, VROCE_EXT_MW },
 	[IBV_WR_SEND_WITH_INV] = { VROCE_OP_SEND_INV, true, VROCE_EXT_MEM_MGT },
-	[WR_ATOMIC_WRITE] = { VROCE_OP_ATOMIC_WRITE, true, VROCE_EXT_ATOMIC_WRITE },
+	[VROCE_WR_ATOMIC_WRITE] = { VROCE_OP_ATOMIC_WRITE, true, VROCE_EXT_ATOMIC_WRITE },
 };
 
 uint32_t vroce_opcodes(enum ibv_qp_type type, uint64_t extensions)
@@ -154,7 +153,7 @@ uint32_t vroce_opcodes(enum ibv_qp_type type, uint64_t extensions)
 	const uint32_t uc = sends | 1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM | 1 << IBV_WR_LOCAL_INV |
 			    1 << IBV_WR_BIND_MW;
 	const uint32_t rc = uc | 1 << IBV_WR_RDMA_READ | 1 << IBV_WR_ATOMIC_CMP_AND_SWP |
-			    1 << IBV_WR_ATOMIC_FETCH_AND_ADD | 1 << IBV_WR_SEND_WITH_INV | 1 << WR_ATOMIC_WRITE;
+			    1 << IBV_WR_ATOMIC_FETCH_AND_ADD | 1 << IBV_WR_SEND_WITH_INV | 1 << VROCE_WR_ATOMIC_WRITE;
 	uint32_t set = type == IBV_QPT_RC ? rc : type == IBV_QPT_UC ? uc : type == IBV_QPT_UD ? sends : 0;
 
 	for (unsigned int i = 0; i < WR_COUNT; i++)
@@ -209,7 +208,7 @@ static int fill_send(struct vroce_qp *qp, struct vroce_send *element, const stru
 		/* fall through */
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_READ:
-	case WR_ATOMIC_WRITE:
+	case VROCE_WR_ATOMIC_WRITE:
 		element->rdma.remote_addr = wr->wr.rdma.remote_addr;
 		element->rdma.rkey = wr->wr.rdma.rkey;
 		break;
