@@ -344,21 +344,6 @@ func (f *rdmaFleet) rping(*testing.T) {
 	}
 }
 
-// nodeDevice adds a device in the switch to node 0, for its programs.
-func (f *rdmaFleet) nodeDevice() {
-	f.weft(0, "dev", "add", "lab0", "--segment", "vesw:lab", "--addr", stationAddr+"/24")
-	f.wait("the device is active", func() bool {
-		var list []api.Function
-		f.query(0, &list, "dev", "list")
-		for _, d := range list {
-			if d.Name == "lab0" {
-				return d.PortState == "ACTIVE"
-			}
-		}
-		return false
-	})
-}
-
 // withNode has programs of node 0 talk with the guest of the node and with that of the other: by RoCEv2 over the TAP
 // device of the switch, and by a device in the switch.
 func (f *rdmaFleet) withNode(*testing.T) {
@@ -366,7 +351,7 @@ func (f *rdmaFleet) withNode(*testing.T) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.nodeDevice()
+	f.nodeDevice(stationAddr + "/24")
 	for i := range f.guests {
 		f.reaches(i, stationAddr)
 		for _, e := range []rdmaEnd{{ofNode, "weft0", strconv.Itoa(gid), hostAddr(0)},

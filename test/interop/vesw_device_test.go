@@ -17,10 +17,9 @@ const (
 	stationAddr6 = "fd78::21"
 )
 
-// station gives node 0 a device in the switch, without an interface of the host, and has it talk with soft-RoCE of the
-// guest at the other node and of its own, as client and as server.
-func (f *fleet) station(t *testing.T) {
-	f.weft(0, "dev", "add", "lab0", "--segment", "vesw:lab", "--addr", stationAddr+"/24,"+stationAddr6+"/64")
+// nodeDevice adds a device in the switch to node 0, for its programs.
+func (f *fleet) nodeDevice(addrs string) {
+	f.weft(0, "dev", "add", "lab0", "--segment", "vesw:lab", "--addr", addrs)
 	f.wait("the device is active", func() bool {
 		var list []api.Function
 		f.query(0, &list, "dev", "list")
@@ -31,6 +30,12 @@ func (f *fleet) station(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// station gives node 0 a device in the switch, without an interface of the host, and has it talk with soft-RoCE of the
+// guest at the other node and of its own, as client and as server.
+func (f *fleet) station(t *testing.T) {
+	f.nodeDevice(stationAddr + "/24," + stationAddr6 + "/64")
 	for i := range f.guests {
 		f.reaches(i, stationAddr)
 		f.reaches(i, stationAddr6)
