@@ -168,7 +168,7 @@ func (d *Device) offered() uint64 {
 	return offer
 }
 
-// fail ends the service of the device. The reason is noted as a refusal, which people read.
+// fail ends the service of the device, and notes the reason as a refusal.
 func (d *Device) fail(format string, args ...any) {
 	if !d.dead {
 		d.dead = true
@@ -425,7 +425,7 @@ func (r *ring) fault(err error) {
 	d.cfg.Broke(fmt.Errorf("%s, ring %d: %w", r.queue, r.index, err))
 }
 
-// BrokenRing describes to people a ring that the client broke.
+// BrokenRing describes a ring that the client broke, for weft vm show and the log.
 type BrokenRing struct {
 	Ring   uint32 // its number
 	Queue  string // the object that is in error: its kind and its number

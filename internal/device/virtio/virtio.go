@@ -125,7 +125,7 @@ func (f Fault) Name() string {
 	return fmt.Sprintf("ring_fault_%d", uint8(f))
 }
 
-// faultWords are the faults as people read them.
+// faultWords are the names of faults in messages.
 var faultWords = [...]string{"no fault", "the number of its entries is not valid", "a part of it is not aligned",
 	"a part of it is not in the memory of the client", "more elements are available than the ring has entries",
 	"the available ring names a descriptor that does not exist, or is out already",
