@@ -13,6 +13,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -54,7 +55,7 @@ func newWriter(tb testing.TB, d *vhosttest.Driver) *writer {
 func cardNode(tb testing.TB, change func(*config.Config)) *running {
 	tb.Helper()
 	r := run(tb, func(c *config.Config) {
-		c.Fabric, c.Store, c.TrunkPort, c.Lanes = true, config.StoreMemory, freePort(tb), 1
+		c.Fabric, c.Store, c.TrunkPort, c.Lanes = true, config.StoreMemory, condtest.Port(tb), 1
 		if change != nil {
 			change(c)
 		}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -92,7 +91,7 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	cfg := config.Default()
 	cfg.Fabric = false // tests of the subnet say so
-	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, freePort(t), 1
+	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, condtest.Port(t), 1
 	if change != nil {
 		change(&cfg)
 	}
@@ -134,33 +133,6 @@ func run(t testing.TB, change func(*config.Config)) *running {
 		}
 	})
 	return r
-}
-
-// ports holds the ports that freePort returned, as listeners by which other processes of the tests see them taken.
-var ports sync.Map
-
-// freePort returns a UDP port that is free and stays so for what the test starts: it is outside of the range from which
-// the kernel gives ports to sockets that name none, and no other test gets it as long as this process lives.
-func freePort(t testing.TB) int {
-	t.Helper()
-	const first, count = 20000, 12000
-	for range 10 * count {
-		port := first + rand.IntN(count)
-		held, err := net.Listen("unix", fmt.Sprintf("@weft-test-port-%d", port))
-		if err != nil {
-			continue // another test has it
-		}
-		c, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
-		if err != nil {
-			held.Close()
-			continue
-		}
-		c.Close()
-		ports.Store(port, held)
-		return port
-	}
-	t.Fatal("no free port")
-	return 0
 }
 
 func (r *running) socket() string {

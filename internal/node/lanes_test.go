@@ -17,6 +17,7 @@ import (
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/proto/abi"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -87,7 +88,7 @@ func TestAddressesChanged(t *testing.T) {
 	defer os.RemoveAll(dir)
 	cfg := config.Default()
 	cfg.Fabric = false // tests of the subnet say so
-	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, freePort(t), 2
+	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, condtest.Port(t), 2
 	rd, err := rundir.Acquire(dir, 0o700)
 	if err != nil {
 		t.Fatal(err)

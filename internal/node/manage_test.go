@@ -17,6 +17,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/host/rundir"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 )
 
@@ -120,7 +121,7 @@ func TestWrongFabric(t *testing.T) {
 		{"fix: give it another --device", func(cfg *config.Config) { cfg.Device = firstNative }},
 	} {
 		cfg := config.Default()
-		cfg.Dir, cfg.RoCEPort = t.TempDir(), freePort(t)
+		cfg.Dir, cfg.RoCEPort = t.TempDir(), condtest.Port(t)
 		c.change(&cfg)
 		err := Run(context.Background(), cfg, func() { t.Error("it is ready") }, slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), c.says) {

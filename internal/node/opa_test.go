@@ -11,6 +11,7 @@ import (
 
 	"weft/internal/control/config"
 	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -29,7 +30,7 @@ type port16 struct {
 // subnet.
 func row(t *testing.T) (nodes []*port16) {
 	t.Helper()
-	ports := []int{freePort(t), freePort(t), freePort(t)}
+	ports := []int{condtest.Port(t), condtest.Port(t), condtest.Port(t)}
 	for i := range ports {
 		r := run(t, func(c *config.Config) {
 			c.Fabric, c.IPoIB, c.Store, c.TrunkPort = true, false, config.StoreMemory, ports[i]

@@ -14,6 +14,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/roce"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -25,7 +26,7 @@ import (
 
 // cmSender sends connection requests to the RoCEv2 port of a node, from addresses of the loopback interface.
 func cmSender(t *testing.T, r *running) (send func(from string)) {
-	l, err := roce.Open(roce.Config{Port: uint16(freePort(t)), PeerPort: uint16(r.cfg.RoCEPort)})
+	l, err := roce.Open(roce.Config{Port: uint16(condtest.Port(t)), PeerPort: uint16(r.cfg.RoCEPort)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +154,7 @@ func TestRoCEOpenNotice(t *testing.T) {
 		want  int
 	}{{nil, 1}, {[]string{"10.0.0.0/8"}, 0}} {
 		r := run(t, func(c *config.Config) {
-			c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+			c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, condtest.Port(t), condtest.Port(t)
 			c.RoCEAllow = x.allow
 		})
 		if n := r.notices("roce_open"); n != 0 {

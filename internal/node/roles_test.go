@@ -22,7 +22,7 @@ import (
 func TestFoundWithoutMKey(t *testing.T) {
 	ctx := context.Background()
 	r := run(t, func(c *config.Config) {
-		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, condtest.Port(t), condtest.Port(t)
 	})
 	s, err := r.node.mgmt.Store()
 	if err != nil {
@@ -58,7 +58,7 @@ func TestFoundWithoutMKey(t *testing.T) {
 func TestRolesOfMembers(t *testing.T) {
 	ctx := context.Background()
 	listen := func(c *config.Config) {
-		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, condtest.Port(t), condtest.Port(t)
 	}
 	a := run(t, listen)
 	made, err := api.Call(ctx, a.cli, api.CreateToken, api.NewToken{Roles: "voter", Uses: 1})
@@ -111,7 +111,7 @@ func TestRolesOfMembers(t *testing.T) {
 func TestNoRecord(t *testing.T) {
 	ctx := context.Background()
 	a := run(t, func(c *config.Config) {
-		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, freePort(t), freePort(t)
+		c.Fabric, c.Store, c.TrunkPort, c.StorePort = true, config.StoreEmbedded, condtest.Port(t), condtest.Port(t)
 	})
 	if _, err := api.Call(ctx, a.cli, api.CreateToken, api.NewToken{Uses: 1}); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/manager"
+	"weft/internal/proto/condtest"
 )
 
 // TestSetManager: changes of routing and M_Key through the control interface reach the subnet and the
@@ -133,7 +134,7 @@ func TestMKeyFile(t *testing.T) {
 	for _, wrong := range []string{"", "0", "12g", "0x123456789abcdef01"} {
 		write(wrong)
 		cfg := r.cfg
-		cfg.Dir, cfg.RoCEPort = t.TempDir(), freePort(t)
+		cfg.Dir, cfg.RoCEPort = t.TempDir(), condtest.Port(t)
 		err := Run(context.Background(), cfg, func() { t.Error("it started") }, slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), "cannot read the M_Key: "+file+": an M_Key is a number") ||
 			strings.Contains(err.Error(), "12g") {

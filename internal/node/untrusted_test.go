@@ -51,7 +51,7 @@ const stranger = 12345
 
 func newSubnetOfTwo(t *testing.T) *subnetOfTwo {
 	t.Helper()
-	ports := []int{freePort(t), freePort(t)}
+	ports := []int{condtest.Port(t), condtest.Port(t)}
 	one := func(i int, change func(*config.Config)) *running {
 		return run(t, func(c *config.Config) {
 			c.Fabric, c.Store, c.TrunkPort, c.Peers = true, config.StoreMemory, ports[i], []string{fmt.Sprintf("127.0.0.1:%d", ports[1-i])}

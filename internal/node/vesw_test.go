@@ -16,6 +16,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/node/vesw"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ether/ethertest"
 	"weft/internal/proto/ib"
@@ -144,7 +145,7 @@ func (n *veswNode) made(i int) (p *plug) {
 // veswPair is two nodes with a trunk, of which the first has two functions. Their ports are active.
 func veswPair(t *testing.T) (nodes [2]*veswNode) {
 	t.Helper()
-	at := []int{freePort(t), freePort(t)}
+	at := []int{condtest.Port(t), condtest.Port(t)}
 	for i := range nodes {
 		n := &veswNode{running: run(t, func(c *config.Config) {
 			c.Fabric, c.Store, c.TrunkPort = true, config.StoreMemory, at[i]

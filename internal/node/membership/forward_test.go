@@ -24,7 +24,7 @@ func TestCommands(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	enter := func(n int, roles string) *host {
 		t.Helper()
@@ -32,7 +32,7 @@ func TestCommands(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dir, own := t.TempDir(), freePort(t)
+		dir, own := t.TempDir(), condtest.Port(t)
 		if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(n), Host: "127.0.0.1:" + port(a.cfg.Port),
 			Port: own, Token: strings.Fields(line.Line)[4], Name: "host" + string(rune('0'+n)),
 			Addresses: []string{"127.0.0.1:" + port(own)}, Now: c.now}); err != nil {

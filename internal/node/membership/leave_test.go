@@ -17,7 +17,7 @@ func TestLeaveAndJoin(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	at := freePort(t)
+	at := condtest.Port(t)
 	a := newHost(t, t.TempDir(), 1, at, s.Open(), c)
 	a.start(t)
 	spec, err := joins(t, a, at, 2, "b1", c)

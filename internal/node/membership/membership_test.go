@@ -62,16 +62,6 @@ type host struct {
 	ended  int // how often users were to end
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 func newHost(t *testing.T, dir string, n, port int, s store.Store, c *clockwork) *host {
 	t.Helper()
 	h := &host{}
@@ -114,7 +104,7 @@ func TestThreeHosts(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	ports := []int{freePort(t), freePort(t), freePort(t), freePort(t)}
+	ports := []int{condtest.Port(t), condtest.Port(t), condtest.Port(t), condtest.Port(t)}
 	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()}
 	a := newHost(t, dirs[0], 1, ports[0], s.Open(), c)
 	a.start(t)
@@ -244,7 +234,7 @@ func TestRefusedJoinLeavesNothing(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s, c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s, c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
 	if err != nil {
@@ -255,7 +245,7 @@ func TestRefusedJoinLeavesNothing(t *testing.T) {
 	if _, err := Join(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "1h0m0s ahead") {
 		t.Errorf("%v", err)
 	}
-	if h := newHost(t, spec.Dir, 2, freePort(t), s, c); h.Open() != nil || h.cert.Load() != nil || h.dir.Pending() {
+	if h := newHost(t, spec.Dir, 2, condtest.Port(t), s, c); h.Open() != nil || h.cert.Load() != nil || h.dir.Pending() {
 		t.Error("something is left")
 	}
 	for _, change := range []func(*JoinSpec){
@@ -279,13 +269,13 @@ func TestNoAdministrator(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s, c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s, c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Roles: "member"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}); err != nil {
 		t.Fatal(err)
@@ -317,7 +307,7 @@ func TestNoAdministrator(t *testing.T) {
 func TestWithoutStore(t *testing.T) {
 	s := store.NewMemory()
 	c := &clockwork{}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	a := newHost(t, dir, 1, at, s, c)
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
@@ -346,7 +336,7 @@ func TestRosterUnread(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	a := newHost(t, dir, 1, at, s.Open(), c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
@@ -356,7 +346,7 @@ func TestRosterUnread(t *testing.T) {
 	if !a.Alone() {
 		t.Error("the first member is not alone")
 	}
-	other := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(at), Port: freePort(t),
+	other := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(at), Port: condtest.Port(t),
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
 	if _, err := Join(t.Context(), other); err != nil {
 		t.Fatal(err)
@@ -414,13 +404,13 @@ func TestNamedAddresses(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	named := []string{"b1.example:4792", "192.0.2.7:" + port(at)}
 	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
 		Token: strings.Fields(made.Line)[4], Name: "b1", Addresses: []string{named[0], "192.0.2.7"},
@@ -468,7 +458,7 @@ func TestNamedAddresses(t *testing.T) {
 func TestJoinAddresses(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), &clockwork{})
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), &clockwork{})
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 9})
 	if err != nil {
@@ -512,7 +502,7 @@ func TestJoinAddresses(t *testing.T) {
 		if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), ". fix: ") {
 			t.Errorf("join %q: %v", host, err)
 		}
-		if h := newHost(t, j.Dir, 20, freePort(t), s, &clockwork{}); h.Open() != nil || h.cert.Load() != nil {
+		if h := newHost(t, j.Dir, 20, condtest.Port(t), s, &clockwork{}); h.Open() != nil || h.cert.Load() != nil {
 			t.Errorf("join %q leaves something", host)
 		}
 	}
@@ -524,7 +514,7 @@ func TestRenewedRoster(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	var followed atomic.Pointer[member.Roster]
 	a.cfg.Roster = func(r *member.Roster) { followed.Store(r) }
 	a.start(t)
@@ -532,7 +522,7 @@ func TestRenewedRoster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+	b := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: condtest.Port(t),
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
 	if _, err := Join(t.Context(), b); err != nil {
 		t.Fatal(err)
@@ -581,7 +571,7 @@ func TestClosedFabric(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	a := newHost(t, dir, 1, at, s.Open(), c)
 	a.cfg.Founded = func(context.Context) error { return errors.New("port 4793 is taken") }
 	a.start(t)
@@ -623,7 +613,7 @@ func (s *refusing) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
 func TestReportAgain(t *testing.T) {
 	s := &refusing{Store: store.NewMemory()}
 	defer s.Close()
-	a := newHost(t, t.TempDir(), 1, freePort(t), s, &clockwork{})
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s, &clockwork{})
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
 		t.Fatal(err)
@@ -653,7 +643,7 @@ func TestCopiedIdentity(t *testing.T) {
 	defer s.Close()
 	c := &clockwork{}
 	dir := t.TempDir()
-	a := newHost(t, dir, 1, freePort(t), s, c)
+	a := newHost(t, dir, 1, condtest.Port(t), s, c)
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
 		t.Fatal(err)
@@ -672,7 +662,7 @@ func TestCopiedIdentity(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := newHost(t, other, 1, freePort(t), s.Open(), c)
+	b := newHost(t, other, 1, condtest.Port(t), s.Open(), c)
 	b.start(t)
 	for _, h := range []*host{a, b} {
 		condtest.Until(t, "the copied identity", func() bool {
@@ -723,13 +713,13 @@ func TestWrongClock(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	right, wrong := &clockwork{}, &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s, right)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s, right)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, at := t.TempDir(), freePort(t)
+	dir, at := t.TempDir(), condtest.Port(t)
 	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: at,
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: wrong.now}); err != nil {
 		t.Fatal(err)

@@ -22,13 +22,13 @@ func TestRotate(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+	spec := JoinSpec{Dir: t.TempDir(), GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: condtest.Port(t),
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
 	if _, err := Join(t.Context(), spec); err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestRotate(t *testing.T) {
 	if err != nil || !slices.Equal(done.Replaced, []string{"tokens", "M_Key"}) || a.rekeys != rekeys+1 {
 		t.Fatalf("%+v, %v, %d", done, err, a.rekeys)
 	}
-	spec.Dir, spec.GUID, spec.Name, spec.Port = t.TempDir(), guid(3), "c1", freePort(t)
+	spec.Dir, spec.GUID, spec.Name, spec.Port = t.TempDir(), guid(3), "c1", condtest.Port(t)
 	if _, err := Join(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "it has no token") &&
 		!strings.Contains(err.Error(), "the CA was replaced since") {
 		t.Errorf("by a token from before: %v", err)
@@ -85,7 +85,7 @@ func TestRotate(t *testing.T) {
 func TestNewerNotice(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), &clockwork{})
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), &clockwork{})
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{}); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestRestoredRecord(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{Uses: 1}); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestMissedRemoval(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 2})
 	if err != nil {
@@ -168,7 +168,7 @@ func TestMissedRemoval(t *testing.T) {
 	}
 	var others []*host
 	for n, name := range []string{"b1", "c1"} {
-		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n + 2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n + 2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: condtest.Port(t),
 			Token: strings.Fields(made.Line)[4], Name: name, Now: c.now}
 		if _, err := Join(t.Context(), spec); err != nil {
 			t.Fatal(err)
@@ -217,7 +217,7 @@ func TestRenewalFaultEnds(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	if _, err := a.createToken(t.Context(), api.NewToken{Uses: 1}); err != nil { // which makes the fabric
 		t.Fatal(err)
@@ -240,14 +240,14 @@ func TestTokenAfterRemoval(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	for n := 2; n < 4; n++ {
 		made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: "127.0.0.1:" + port(a.cfg.Port), Port: freePort(t),
+		spec := JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: "127.0.0.1:" + port(a.cfg.Port), Port: condtest.Port(t),
 			Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}
 		if _, err := Join(t.Context(), spec); err != nil {
 			t.Fatal(err)

@@ -25,7 +25,7 @@ func joins(t *testing.T, a *host, at, n int, name string, c *clockwork) (JoinSpe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: "127.0.0.1:" + port(at), Port: freePort(t),
+	s := JoinSpec{Dir: t.TempDir(), GUID: guid(n), Host: "127.0.0.1:" + port(at), Port: condtest.Port(t),
 		Token: strings.Fields(made.Line)[4], Name: name, Now: c.now}
 	_, err = Join(t.Context(), s)
 	return s, err
@@ -37,7 +37,7 @@ func TestClientWithoutRoster(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	at := freePort(t)
+	at := condtest.Port(t)
 	a := newHost(t, t.TempDir(), 1, at, s.Open(), c)
 	a.start(t)
 	spec, err := joins(t, a, at, 2, "b1", c)

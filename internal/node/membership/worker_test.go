@@ -18,6 +18,7 @@ import (
 	"weft/internal/mgmt/member/home"
 	"weft/internal/mgmt/member/registry"
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/problem"
 )
 
@@ -109,13 +110,13 @@ func TestVoterWithoutKey(t *testing.T) {
 	s := store.NewMemory()
 	defer s.Close()
 	c := &clockwork{}
-	a := newHost(t, t.TempDir(), 1, freePort(t), s.Open(), c)
+	a := newHost(t, t.TempDir(), 1, condtest.Port(t), s.Open(), c)
 	a.start(t)
 	made, err := a.createToken(t.Context(), api.NewToken{Uses: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, p := t.TempDir(), freePort(t)
+	dir, p := t.TempDir(), condtest.Port(t)
 	if _, err := Join(t.Context(), JoinSpec{Dir: dir, GUID: guid(2), Host: "127.0.0.1:" + port(a.cfg.Port), Port: p,
 		Token: strings.Fields(made.Line)[4], Name: "b1", Now: c.now}); err != nil {
 		t.Fatal(err)

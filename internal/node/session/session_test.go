@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -39,7 +38,7 @@ func newTestRegistry(t *testing.T) (r *Registry, path string) {
 	now := func() mono.Time { return mono.Time(time.Since(base)) }
 	r = New(Config{Now: now, Log: log, Admit: func() error { return nil }})
 	g, err := lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(a), Multicast: replicate.DefaultConfig,
-		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8,
+		RoCE: roce.Config{Port: uint16(condtest.Port(t)), IfIndex: func(uint8,
 			ib.GID) uint32 {
 			return 0
 		}}, Now: now, Log: log, MemoryOwner: r.MemoryOwner})
@@ -61,17 +60,6 @@ func newTestRegistry(t *testing.T) (r *Registry, path string) {
 		g.Close()
 	})
 	return r, path
-}
-
-// freePort returns a UDP port that was free just now.
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	c, err := net.ListenUDP("udp", &net.UDPAddr{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	return uint16(c.LocalAddr().(*net.UDPAddr).Port)
 }
 
 // TestProcessMemoryFirst: a program may pass its memory before its first request to the device.

@@ -4,7 +4,6 @@ package subnet
 
 import (
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"weft/internal/fabric/link/roce"
 	"weft/internal/fabric/vswitch"
 	"weft/internal/node/lane"
+	"weft/internal/proto/condtest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -37,17 +37,6 @@ type mirrorCount struct {
 func (m *mirrorCount) Active() bool                              { return m.active }
 func (m *mirrorCount) Mirror(*pkt.Burst, bool, func(*pkt.Burst)) { m.n++ }
 
-// freePort returns a UDP port that was free just now.
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	c, err := net.ListenUDP("udp", &net.UDPAddr{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	return uint16(c.LocalAddr().(*net.UDPAddr).Port)
-}
-
 // newTestSubnet returns a running subnet with one lane and one peer, which is not there.
 func newTestSubnet(t *testing.T, m Mirror) *Subnet {
 	t.Helper()
@@ -66,7 +55,7 @@ func startTestSubnet(t *testing.T, m Mirror, guid ib.GUID, peers []string, prepa
 	prepare(s)
 	g, err := lane.Open(lane.Config{Count: 1, Functions: all, Multicast: replicate.DefaultConfig, Now: now, Log: log,
 		Fabric: s.LaneLink,
-		RoCE:   roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}})
+		RoCE:   roce.Config{Port: uint16(condtest.Port(t)), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func TestTrunksAtRunTime(t *testing.T) {
 	var nodes [2]*Subnet
 	var at [2]netip.AddrPort
 	for i := range nodes {
-		at[i] = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+		at[i] = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(condtest.Port(t)))
 		k, err := trust.FromKey(key, "test", time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestTrunksAtRunTime(t *testing.T) {
 // TestTrunksOfStuckLane: what was given up while lane 0 was stuck has no effect later, and succeeds when it is
 // repeated: the sockets of trunks receive, and a trunk is added once.
 func TestTrunksOfStuckLane(t *testing.T) {
-	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(condtest.Port(t)))
 	k, err := trust.FromKey(bytes.Repeat([]byte{9}, trust.KeyLen), "test", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestTrunksOfStuckLane(t *testing.T) {
 
 // TestTrunkWithoutAddress: a trunk to a peer of which no address is known has the peer's name, and a fix for it.
 func TestTrunkWithoutAddress(t *testing.T) {
-	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(condtest.Port(t)))
 	k, err := trust.FromKey(bytes.Repeat([]byte{9}, trust.KeyLen), "test", time.Now())
 	if err != nil {
 		t.Fatal(err)

@@ -44,14 +44,10 @@ func newFabric(t *testing.T) *fabric {
 	return f
 }
 
+// freePort returns the address of a port that no other test uses.
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", condtest.Port(t))
 }
 
 // prepare makes the configuration of a member, unless there is one.
