@@ -43,7 +43,7 @@ const (
 	// next one.
 	CARetiring
 	// CAFrozen: a removed member had its key. Of what it signed, only the certificates in the records of members are
-	// valid: what that member signs for itself is in none.
+	// valid, and those that they replaced: what that member signs for itself is in none.
 	CAFrozen
 )
 

@@ -51,6 +51,9 @@ func (b *bench) authority(epoch uint32) *Authority {
 	return a
 }
 
+// freeze makes the roster one whose CA was replaced because a removed member had its key.
+func (b *bench) freeze() { b.roster.CAs[0].State = CAFrozen }
+
 func (b *bench) identity() *Identity {
 	b.t.Helper()
 	id, err := NewIdentity()

@@ -93,7 +93,9 @@ const (
 	Expired
 	RemovedKey // its member was removed
 	OtherKey   // its member has another key: the identity was copied, or joined again since
-	Unlisted   // it is in no record, though it is older than the roster, or its CA is frozen
+	// Unlisted: no record has it, though it is older than the roster or its CA is frozen; or its CA is frozen and it
+	// lasts longer than the certificate in the record.
+	Unlisted
 	// Provisional: a member that joined after the roster was read. It is admitted.
 	Provisional
 	// Admitted: the certificate of a record.
@@ -160,13 +162,25 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 		return refuse(OtherKey, fmt.Sprintf("the key of %s is in a certificate of %v", m.Name, x.GUID),
 			"weft member remove "+m.Name)
 	}
-	if ca.State == CAFrozen && string(m.Certificate) != string(c.Raw) {
-		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed it, and it is not the certificate of %s in "+
-			"the records", m.Name), rejoin(m.Name))
+	if ca.State == CAFrozen && !m.preceded(c) {
+		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed it, and it lasts longer than the "+
+			"certificate of %s in the records", m.Name), rejoin(m.Name))
 	}
 	x.Name = m.Name
 	x.Roles &= m.Roles
 	return x, Admitted, nil
+}
+
+// preceded reports whether c is the certificate of the record, or one that this certificate can have replaced: c has the
+// same key and ends no later. A member uses its old certificate until it has received the new one, which is in the
+// record before. A removed member with the CA's key gains nothing by signing such a certificate: only the holder of the
+// member's own key can use it, with the roles of the record and no longer than the record's certificate.
+func (m *Record) preceded(c *x509.Certificate) bool {
+	if string(m.Certificate) == string(c.Raw) {
+		return true
+	}
+	own, err := x509.ParseCertificate(m.Certificate)
+	return err == nil && KeyOf(own) == KeyOf(c) && !c.NotAfter.After(own.NotAfter)
 }
 
 // rejoin is what a person does where a member has to join again: its record would refuse it, and its removal ends the

@@ -152,6 +152,30 @@ func TestAdmit(t *testing.T) {
 			b.roster.At = start.Add(2 * time.Hour)
 			return b.issue(b.ca, id, b.claims(id, "b9", guid(9), 0), start.Add(time.Hour)), start.Add(2 * time.Hour)
 		}, Unlisted},
+		{"of a frozen CA, and the record has it", func(b *bench) (*x509.Certificate, time.Time) {
+			b.freeze()
+			return b.certificate("a2"), start
+		}, Admitted},
+		{"of a frozen CA, and the record has the next one", func(b *bench) (*x509.Certificate, time.Time) {
+			c := b.certificate("a2")
+			later := start.Add(MemberLife / 2)
+			next := b.authority(2)
+			b.freeze()
+			b.roster.CAs = append(b.roster.CAs, next.CA(CASigning, later))
+			b.roster.ByName("a2").Certificate = b.issue(next, b.ids["a2"], b.claims(b.ids["a2"], "a2", guid(2), HostRoles),
+				later).Raw
+			return c, later
+		}, Admitted},
+		{"of a frozen CA, for longer than the record has", func(b *bench) (*x509.Certificate, time.Time) {
+			later := start.Add(MemberLife / 2)
+			b.freeze()
+			return b.issue(b.ca, b.ids["a2"], b.claims(b.ids["a2"], "a2", guid(2), HostRoles), later), later
+		}, Unlisted},
+		{"of a frozen CA, for another key", func(b *bench) (*x509.Certificate, time.Time) {
+			id := b.identity()
+			b.freeze()
+			return b.issue(b.ca, id, b.claims(id, "a2", guid(2), HostRoles), start), start
+		}, OtherKey},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			b := newBench(t, "a1", "a2")
