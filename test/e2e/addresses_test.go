@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -45,6 +46,17 @@ func TestMembersByName(t *testing.T) {
 		r.must("host3", "weft run -- ibv_rc_pingpong -d weft_ib0 &")
 		r.must("host1", "weft run -- ibv_rc_pingpong -d weft_ib0 "+address[2], "1000 iters in ...")
 	}
+	// moved waits until the other hosts have a trunk to a host that moved, at one of its addresses: for some seconds
+	// after the move they take the trunk to its last address for one that is up.
+	moved := func(n int, addresses string) {
+		t.Helper()
+		for i := 1; i <= 3; i++ {
+			if i != n {
+				r.eventually(fmt.Sprint("host", i),
+					fmt.Sprintf(`weft trunk | grep -c '^\[\?\(%s\)\]\?:.* up .* host%d '`, addresses, n), "1")
+			}
+		}
+	}
 	at := [3]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}
 	working("joined", at)
 	r.must("host1", "weft member list", "... third.example:4792 ...")
@@ -55,6 +67,7 @@ func TestMembersByName(t *testing.T) {
 	r.must("host2", "ip addr flush dev eth0 && ip addr add 10.0.0.22/24 dev eth0 && "+
 		"ip addr add fd00:10::22/64 dev eth0 nodad")
 	at[1] = "10.0.0.22"
+	moved(2, `10.0.0.22\|fd00:10::22`)
 	working("host2 has moved", at)
 	r.eventually("host2", "weft token", "weft join 10.0.0.22 --token ...")
 
@@ -62,6 +75,7 @@ func TestMembersByName(t *testing.T) {
 	r.must("host3", "ip addr flush dev eth0 && ip addr add 10.0.0.33/24 dev eth0")
 	r.names("10.0.0.1 first.example", "10.0.0.33 third.example")
 	at[2] = "10.0.0.33"
+	moved(3, "10.0.0.33\\|third.example")
 	working("host3 has moved", at)
 	r.eventually("host3", "weft token", "weft join third.example --token ...")
 
@@ -69,6 +83,7 @@ func TestMembersByName(t *testing.T) {
 	r.must("host1", "ip addr flush dev eth0 && ip addr add 10.0.0.11/24 dev eth0 && "+
 		"ip addr add fd00:10::11/64 dev eth0 nodad")
 	at[0] = "10.0.0.11"
+	moved(1, `10.0.0.11\|fd00:10::11`)
 	working("host1 has moved", at)
 	r.eventually("host1", "weft token", "weft join 10.0.0.11 --token ...")
 	// A request that ended without an answer may have made a token as well.
