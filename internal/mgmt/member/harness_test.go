@@ -51,7 +51,7 @@ func (b *bench) authority(epoch uint32) *Authority {
 	return a
 }
 
-// freeze makes the roster one whose CA was replaced because a removed member had its key.
+// freeze marks the CA as replaced because a removed member had its key.
 func (b *bench) freeze() { b.roster.CAs[0].State = CAFrozen }
 
 func (b *bench) identity() *Identity {
