@@ -108,7 +108,7 @@ func heap() uint64 {
 func TestAnswersNotRead(t *testing.T) {
 	const bound = 64 << 20
 	ca := newAuthority(t)
-	f := newFabric(t)
+	f := newFabricAlone(t)
 	f.security = func(name string) *etcd.Security { return ca.security(t, name) }
 	f.open("a")
 	f.roles("a:voter")

@@ -35,6 +35,11 @@ const hurry = 40
 
 func newFabric(t *testing.T) *fabric {
 	t.Parallel()
+	return newFabricAlone(t)
+}
+
+// newFabricAlone is newFabric for a test that measures the memory of the process, beside which no other test may run.
+func newFabricAlone(t *testing.T) *fabric {
 	f := &fabric{T: t, dir: quick(t), members: map[string]*etcd.Member{}, configs: map[string]etcd.MemberConfig{}}
 	t.Cleanup(func() {
 		for name := range f.members {
