@@ -19,7 +19,8 @@ cat <<'END'
 #                        node IBVERBS_PRIVATE_NUMBER
 END
 
-releases=$(git tag --list 'v*' | sed -n 's/^v\([0-9]*\.[0-9]*\)$/\1/p' | sort -V | awk -F. '$1 >= 25 { print "v" $0 }')
+releases=$(git tag --list 'v*' | sed -n 's/^v\([0-9]*\.[0-9]*\)$/\1/p' | sort -V |
+	awk -F. '$1 >= 25 { print "v" $0 }')
 echo "# rdma-core: $(echo "$releases" | head -1) to $(git show HEAD:CMakeLists.txt |
 	sed -n 's/^set(PACKAGE_VERSION "\(.*\)")/v\1/p')"
 for release in $releases HEAD; do

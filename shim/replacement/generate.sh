@@ -84,7 +84,8 @@ check)
 		echo "check replacement: $lib is not called libibverbs.so.1" >&2
 		bad=1
 	}
-	[ $bad = 0 ] && echo "check replacement: $(echo "$want" | wc -l) symbols of$(sed -n 's/^# rdma-core://p' "$list") are in place"
+	releases=$(sed -n 's/^# rdma-core: //p' "$list")
+	[ $bad = 0 ] && echo "check replacement: $(echo "$want" | wc -l) symbols of $releases are in place"
 	exit $bad
 	;;
 *)
