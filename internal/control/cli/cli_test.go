@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -414,15 +413,6 @@ func TestText(t *testing.T) {
 	}
 	if got, want := sessionList(many), "18 (z ×9, a, b, c, d, e, …)"; got != want {
 		t.Errorf("want %q, got %q", want, got)
-	}
-}
-
-func TestIgnoresPreload(t *testing.T) {
-	if why := ignoresPreload("/proc/self/exe"); strings.Contains(why, "set-uid") {
-		t.Errorf("this test: %q", why)
-	}
-	if why := ignoresPreload("/bin/sh"); why != "" {
-		t.Errorf("/bin/sh: %q", why)
 	}
 }
 

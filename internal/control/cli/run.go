@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,7 +61,7 @@ where 4791 is taken: weft status shows which.`,
 				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
 			}
 			name := shimName
-			if replace {
+			if replace || !findsVerbs(cmd.Context(), "/", programPath(args[0]), os.Getenv("LD_LIBRARY_PATH")) {
 				name = replacementName
 			}
 			explainFailures(explain)
@@ -75,7 +74,7 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
 	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, also those that Weft does not have (else: the last one, if the program fails)")
-	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does")
+	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does (also done if none is installed)")
 	return cmd
 }
 
@@ -113,16 +112,13 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	if err := a.needDevice(ctx, what, dir, device); err != nil {
 		return err
 	}
-	if why := ignoresPreload(path); why != "" {
-		fix := "run a dynamically linked build of it"
-		if why == setID {
-			fix = "start it without weft, and in it weft run -- PROGRAM"
-		}
+	if o := findObstacle(path, os.Geteuid()); o != nil {
+		fix := o.fix
 		if slices.Contains(containerTools, filepath.Base(path)) {
 			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir +
 				" inside it"
 		}
-		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], why, fix)
+		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], o.why, fix)
 	}
 	env := childEnv(os.Environ(), shim, dir, device, arena)
 	if err := syscall.Exec(path, args, env); err != nil {
@@ -205,30 +201,10 @@ func findShim(exe, lib string) (string, error) {
 	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
 }
 
-// setID is the reason of a program that the kernel gives the rights of another user.
-const setID = "it is set-uid or set-gid"
-
 // isDirectory reports whether what a user wants to run is a directory.
 func isDirectory(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.IsDir() && strings.ContainsRune(path, filepath.Separator)
-}
-
-// ignoresPreload returns the reason for which the loader preloads nothing into the program at path, empty where it
-// does. It passes scripts: the loader preloads into the programs that they run.
-func ignoresPreload(path string) string {
-	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
-		return setID
-	}
-	f, err := elf.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		return "it is statically linked"
-	}
-	return ""
 }
 
 // needNode returns when a ready node runs in dir, starting one if the caller
