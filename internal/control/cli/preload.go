@@ -54,7 +54,7 @@ func findObstacle(path string, uid int) *obstacle {
 		return &obstacle{"it is linked with musl, and the library of weft with glibc", "run a build of it for glibc"}
 	}
 	if hasOwnVerbs(f) {
-		return &obstacle{"libibverbs is linked into it statically", "link it with the shared libibverbs"}
+		return &obstacle{"libibverbs is linked into it statically", "run a build of it with the shared libibverbs"}
 	}
 	return nil
 }
