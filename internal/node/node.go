@@ -287,6 +287,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	})
 	wg.Go(func() { n.watchLanes(ctx) })
+	wg.Go(func() { n.followCounters(ctx) })
 	wg.Go(func() { n.intent.Run(ctx) })
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })

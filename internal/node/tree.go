@@ -40,6 +40,9 @@ type portTree struct {
 	// functionEditor's, and before the mutexes of a vesw.DevicePort and the functionTable. No goroutine waits for
 	// another with mu held.
 	mu sync.Mutex
+	// counts are the counters in the files, and written are the devices in the tree; both guarded by mu.
+	counts  map[*hca.Adapter]sysfs.PortCounters
+	written map[*hca.Adapter]bool
 }
 
 // dir is the directory of the files.
@@ -111,6 +114,7 @@ func (t *portTree) setDown(a *hca.Adapter, down bool) {
 func (t *portTree) write() error {
 	host := t.host()
 	var list []sysfs.Device
+	written := map[*hca.Adapter]bool{}
 	for _, f := range t.functions.all() {
 		if f.guest != nil {
 			continue // no program of the host can use it
@@ -126,10 +130,16 @@ func (t *portTree) write() error {
 			d.NodeGUID, d.SysImageGUID = host.NodeGUID, host.NodeGUID
 			port, d.NetDevs = hostPort(p, host)
 		}
+		port.Counters = t.counters(f)
 		d.Ports = []sysfs.Port{port}
 		list = append(list, d)
+		written[f.a] = true
 	}
-	return sysfs.Write(t.dir(), list)
+	if err := sysfs.Write(t.dir(), list); err != nil {
+		return err
+	}
+	t.written = written
+	return nil
 }
 
 // ethernetRate is what every Ethernet port claims.

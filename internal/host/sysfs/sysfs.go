@@ -55,6 +55,8 @@ type Port struct {
 	// GIDTableLen is the length of the table; its entries behind GIDs are unused.
 	GIDTableLen int
 	PKeys       []ib.PKey
+	// Counters are the counters of the port; without any there is no directory of them.
+	Counters PortCounters
 }
 
 // GID is one entry of a port's GID table.
@@ -66,13 +68,14 @@ type GID struct {
 
 // Write replaces the tree at dir by one that describes devs. A reader sees
 // the old tree or the new one, never a mixture; one that has a directory open
-// keeps the old. Only one goroutine may write a given tree.
+// keeps the old. The files of counters are the same in both. Only one
+// goroutine may write a given tree.
 func Write(dir string, devs []Device) error {
 	next := dir + ".new"
 	if err := os.RemoveAll(next); err != nil { // left by a writer that died
 		return err
 	}
-	w := writer{root: next}
+	w := writer{root: next, old: dir}
 	w.tree(devs)
 	if w.err != nil {
 		os.RemoveAll(next)
@@ -97,6 +100,7 @@ func Remove(dir string) error {
 // writer creates files below root and keeps the first error.
 type writer struct {
 	root string
+	old  string // the tree that this one replaces
 	err  error
 }
 
@@ -154,13 +158,12 @@ func (w *writer) element(name string) {
 
 func (w *writer) tree(devs []Device) {
 	const (
-		class  = "sys/class/infiniband"
-		verbs  = "sys/class/infiniband_verbs"
-		mads   = "sys/class/infiniband_mad"
-		parent = "sys/devices/virtual/weft"
-		dev    = "dev/infiniband"
+		class = "sys/class/infiniband"
+		verbs = "sys/class/infiniband_verbs"
+		mads  = "sys/class/infiniband_mad"
+		dev   = "dev/infiniband"
 	)
-	for _, d := range []string{class, verbs, mads, parent, dev} {
+	for _, d := range []string{class, verbs, mads, devicesDir, dev} {
 		w.dir(d)
 	}
 	w.file(verbs+"/abi_version", "6")
@@ -175,28 +178,36 @@ func (w *writer) tree(devs []Device) {
 		w.element(d.Name)
 		// The depth is that of a PCI device: UCX takes the directory two or
 		// three levels above the real path for the device's own.
-		home := parent + "/" + d.Name
-		w.device(home, d)
-		w.link("../../devices/virtual/weft/"+d.Name+"/infiniband/"+d.Name, class+"/"+d.Name)
-		uverbs := "uverbs" + strconv.Itoa(i)
-		w.dir(verbs + "/" + uverbs)
-		w.file(verbs+"/"+uverbs+"/ibdev", "%s", d.Name)
-		w.file(verbs+"/"+uverbs+"/abi_version", "1")
-		w.node(dev + "/" + uverbs)
+		w.device(devicesDir+"/"+d.Name, d)
+		uverbs := w.member(d.Name, "infiniband_verbs", "uverbs"+strconv.Itoa(i))
+		w.file(uverbs+"/ibdev", "%s", d.Name)
+		w.file(uverbs+"/abi_version", "1")
+		w.node(dev + "/uverbs" + strconv.Itoa(i))
 		for k, p := range d.Ports {
 			if p.LinkLayer != infiniBand {
 				continue
 			}
 			for _, kind := range []string{"umad", "issm"} {
 				name := kind + strconv.Itoa(umads)
-				w.dir(mads + "/" + name)
-				w.file(mads+"/"+name+"/ibdev", "%s", d.Name)
-				w.file(mads+"/"+name+"/port", "%d", k+1)
+				mad := w.member(d.Name, "infiniband_mad", name)
+				w.file(mad+"/ibdev", "%s", d.Name)
+				w.file(mad+"/port", "%d", k+1)
 				w.node(dev + "/" + name)
 			}
 			umads++
 		}
 	}
+}
+
+// member makes the directory of a member of a class below that of its device, with the links that the kernel makes: from
+// the class, to the class and to the device. It returns the name of the directory.
+func (w *writer) member(device, class, name string) string {
+	dir := devicesDir + "/" + device + "/" + class + "/" + name
+	w.dir(dir)
+	w.link("../../devices/virtual/weft/"+device+"/"+class+"/"+name, "sys/class/"+class+"/"+name)
+	w.link("../../../../../../class/"+class, dir+"/subsystem")
+	w.link("../../../"+device, dir+"/device")
+	return dir
 }
 
 // infiniBand is the link layer of ports with queue pairs 0 and 1 for programs
@@ -219,11 +230,13 @@ func (w *writer) device(home string, d Device) {
 		w.element(n)
 		w.dir(home + "/net/" + n)
 	}
+	// No bus has the device, so that what only devices of a bus have is not there: vendor, class, modalias, resource.
 	w.file(home+"/local_cpus", "%s", cpuMask(d.CPUs)) // UCX, Open MPI
+	w.file(home+"/local_cpulist", "%s", cpuList(d.CPUs))
 	w.file(home+"/numa_node", "-1")
-	base := home + "/infiniband/" + d.Name
+	base := w.member(d.Name, "infiniband", d.Name)
 	w.dir(base + "/ports")
-	w.link("../../../"+d.Name, base+"/device")
+	w.file(base+"/uevent", "NAME=%s", d.Name)
 	w.file(base+"/node_guid", "%s", d.NodeGUID)
 	w.file(base+"/sys_image_guid", "%s", d.SysImageGUID)
 	w.file(base+"/node_type", "1: CA")
@@ -233,7 +246,7 @@ func (w *writer) device(home string, d Device) {
 	w.file(base+"/hca_type", "%s", d.HCAType)
 	w.file(base+"/board_id", "%s", d.BoardID)
 	for i, p := range d.Ports {
-		w.port(base+"/ports/"+strconv.Itoa(i+1), p)
+		w.port(portDir(d.Name, i+1), p)
 	}
 }
 
@@ -251,6 +264,7 @@ func (w *writer) port(base string, p Port) {
 	w.file(base+"/lid_mask_count", "%d", p.LMC)
 	w.file(base+"/sm_sl", "%d", p.SMSL)
 	w.file(base+"/cap_mask", "0x%08x", p.CapMask)
+	w.counters(base, &p.Counters)
 	for i, k := range p.PKeys {
 		w.file(fmt.Sprintf("%s/pkeys/%d", base, i), "0x%04x", uint16(k))
 	}
@@ -300,6 +314,17 @@ func physStateName(s ib.PhysState) string {
 		return "LinkUp"
 	}
 	return "<unknown>"
+}
+
+// cpuList prints the set of the first n processors as the kernel does in a list.
+func cpuList(n int) string {
+	switch {
+	case n <= 0:
+		return ""
+	case n == 1:
+		return "0"
+	}
+	return fmt.Sprintf("0-%d", n-1)
 }
 
 // cpuMask prints the set of the first n processors as the kernel does: groups

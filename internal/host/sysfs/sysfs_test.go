@@ -77,9 +77,17 @@ func TestMADFiles(t *testing.T) {
 	}
 	got := map[string]string{}
 	for name, text := range list(t, dir) {
-		if strings.HasPrefix(name, "sys/class/infiniband_mad/") || strings.HasPrefix(name, "dev/infiniband/") &&
-			!strings.HasPrefix(name, "dev/infiniband/uverbs") {
-			got[strings.TrimPrefix(name, "sys/class/infiniband_mad/")] = text
+		switch entry, mad := strings.CutPrefix(name, "sys/class/infiniband_mad/"); {
+		case mad && strings.HasPrefix(text, " -> "):
+			for _, file := range []string{"ibdev", "port"} {
+				b, err := os.ReadFile(filepath.Join(dir, name, file))
+				if err != nil {
+					t.Error(err)
+				}
+				got[entry+"/"+file] = string(b)
+			}
+		case mad, strings.HasPrefix(name, "dev/infiniband/") && !strings.HasPrefix(name, "dev/infiniband/uverbs"):
+			got[entry] = text
 		}
 	}
 	want := map[string]string{"abi_version": "5\n", "dev/infiniband/rdma_cm": ""}
@@ -102,43 +110,49 @@ func TestTree(t *testing.T) {
 	const d = "sys/devices/virtual/weft/weft0/"
 	const b, p = d + "infiniband/weft0/", d + "infiniband/weft0/ports/1/"
 	want := map[string]string{
-		"dev/infiniband/rdma_cm":                         "",
-		"dev/infiniband/uverbs0":                         "",
-		"sys/class/misc/rdma_cm/abi_version":             "4\n",
-		"sys/class/infiniband/weft0":                     " -> ../../devices/virtual/weft/weft0/infiniband/weft0",
-		"sys/class/infiniband_mad/abi_version":           "5\n",
-		"sys/class/infiniband_verbs/abi_version":         "6\n",
-		"sys/class/infiniband_verbs/uverbs0/ibdev":       "weft0\n",
-		"sys/class/infiniband_verbs/uverbs0/abi_version": "1\n",
-		d + "local_cpus":                                 "00000003\n",
-		d + "numa_node":                                  "-1\n",
-		b + "device":                                     " -> ../../../weft0",
-		b + "node_guid":                                  "0252:54ff:fe00:0001\n",
-		b + "sys_image_guid":                             "0252:54ff:fe00:0002\n",
-		b + "node_type":                                  "1: CA\n",
-		b + "node_desc":                                  "weft on host\n",
-		b + "fw_ver":                                     "0.1.0\n",
-		b + "hw_rev":                                     "0\n",
-		b + "hca_type":                                   "weft\n",
-		b + "board_id":                                   "WEFT1\n",
-		p + "state":                                      "4: ACTIVE\n",
-		p + "phys_state":                                 "5: LinkUp\n",
-		p + "link_layer":                                 "Ethernet\n",
-		p + "rate":                                       "100 Gb/sec (4X EDR)\n",
-		p + "lid":                                        "0x0\n",
-		p + "sm_lid":                                     "0x0\n",
-		p + "lid_mask_count":                             "0\n",
-		p + "sm_sl":                                      "0\n",
-		p + "cap_mask":                                   "0x00010000\n",
-		p + "pkeys/0":                                    "0xffff\n",
-		p + "gids/0":                                     "fe80:0000:0000:0000:0000:0000:0000:0001\n",
-		p + "gids/1":                                     "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
-		p + "gids/3":                                     "0000:0000:0000:0000:0000:ffff:0a00:0002\n",
-		p + "gid_attrs/types/0":                          "RoCE v2\n",
-		p + "gid_attrs/types/1":                          "RoCE v2\n",
-		p + "gid_attrs/types/3":                          "RoCE v2\n",
-		p + "gid_attrs/ndevs/0":                          "eth0\n",
-		p + "gid_attrs/ndevs/1":                          "eth0\n",
+		"dev/infiniband/rdma_cm":                   "",
+		"dev/infiniband/uverbs0":                   "",
+		"sys/class/misc/rdma_cm/abi_version":       "4\n",
+		"sys/class/infiniband/weft0":               " -> ../../devices/virtual/weft/weft0/infiniband/weft0",
+		"sys/class/infiniband_mad/abi_version":     "5\n",
+		"sys/class/infiniband_verbs/abi_version":   "6\n",
+		"sys/class/infiniband_verbs/uverbs0":       " -> ../../devices/virtual/weft/weft0/infiniband_verbs/uverbs0",
+		d + "infiniband_verbs/uverbs0/ibdev":       "weft0\n",
+		d + "infiniband_verbs/uverbs0/abi_version": "1\n",
+		d + "infiniband_verbs/uverbs0/device":      " -> ../../../weft0",
+		d + "infiniband_verbs/uverbs0/subsystem":   " -> ../../../../../../class/infiniband_verbs",
+		b + "subsystem":                            " -> ../../../../../../class/infiniband",
+		b + "uevent":                               "NAME=weft0\n",
+		d + "local_cpulist":                        "0-1\n",
+		d + "local_cpus":                           "00000003\n",
+		d + "numa_node":                            "-1\n",
+		b + "device":                               " -> ../../../weft0",
+		b + "node_guid":                            "0252:54ff:fe00:0001\n",
+		b + "sys_image_guid":                       "0252:54ff:fe00:0002\n",
+		b + "node_type":                            "1: CA\n",
+		b + "node_desc":                            "weft on host\n",
+		b + "fw_ver":                               "0.1.0\n",
+		b + "hw_rev":                               "0\n",
+		b + "hca_type":                             "weft\n",
+		b + "board_id":                             "WEFT1\n",
+		p + "state":                                "4: ACTIVE\n",
+		p + "phys_state":                           "5: LinkUp\n",
+		p + "link_layer":                           "Ethernet\n",
+		p + "rate":                                 "100 Gb/sec (4X EDR)\n",
+		p + "lid":                                  "0x0\n",
+		p + "sm_lid":                               "0x0\n",
+		p + "lid_mask_count":                       "0\n",
+		p + "sm_sl":                                "0\n",
+		p + "cap_mask":                             "0x00010000\n",
+		p + "pkeys/0":                              "0xffff\n",
+		p + "gids/0":                               "fe80:0000:0000:0000:0000:0000:0000:0001\n",
+		p + "gids/1":                               "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
+		p + "gids/3":                               "0000:0000:0000:0000:0000:ffff:0a00:0002\n",
+		p + "gid_attrs/types/0":                    "RoCE v2\n",
+		p + "gid_attrs/types/1":                    "RoCE v2\n",
+		p + "gid_attrs/types/3":                    "RoCE v2\n",
+		p + "gid_attrs/ndevs/0":                    "eth0\n",
+		p + "gid_attrs/ndevs/1":                    "eth0\n",
 	}
 	want[p+"gid_attrs/ndevs/3"] = "" // stands for a file whose read fails
 	for i := 2; i < 256; i++ {
@@ -153,8 +167,9 @@ func TestTree(t *testing.T) {
 		t.Error(diff)
 	}
 	// What programs follow must lead somewhere.
-	for _, name := range []string{"ports/1/state", "device/local_cpus", "device/net/eth0"} {
-		if _, err := os.Stat(filepath.Join(dir, "sys/class/infiniband/weft0", name)); err != nil {
+	for _, name := range []string{"ports/1/state", "device/local_cpus", "device/net/eth0", "../../numa_node",
+		"subsystem/weft0/device/infiniband_verbs/uverbs0/device/infiniband/weft0/node_type"} {
+		if _, err := os.Stat(dir + "/sys/class/infiniband/weft0/" + name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -169,10 +184,15 @@ func TestReplaceAndRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	// uverbs numbers follow the names' order, not the caller's.
-	m := list(t, dir)
-	if m["sys/class/infiniband_verbs/uverbs0/ibdev"] != "a\n" ||
-		m["sys/class/infiniband_verbs/uverbs1/ibdev"] != "b\n" {
-		t.Errorf("%q", m)
+	owners := func() (names []string) {
+		for i := range 2 {
+			b, _ := os.ReadFile(filepath.Join(dir, "sys/class/infiniband_verbs", "uverbs"+strconv.Itoa(i), "ibdev"))
+			names = append(names, string(b))
+		}
+		return names
+	}
+	if got := owners(); got[0] != "a\n" || got[1] != "b\n" {
+		t.Errorf("%q", got)
 	}
 	if err := os.MkdirAll(dir+".new/left", 0o755); err != nil { // by a writer that died
 		t.Fatal(err)
@@ -180,9 +200,8 @@ func TestReplaceAndRemove(t *testing.T) {
 	if err := Write(dir, []Device{device("c")}); err != nil {
 		t.Fatal(err)
 	}
-	m = list(t, dir)
-	if m["sys/class/infiniband_verbs/uverbs0/ibdev"] != "c\n" || m["sys/class/infiniband_verbs/uverbs1/ibdev"] != "" {
-		t.Errorf("%q", m)
+	if got := owners(); got[0] != "c\n" || got[1] != "" {
+		t.Errorf("%q", got)
 	}
 	if err := Remove(dir); err != nil {
 		t.Fatal(err)

@@ -92,10 +92,7 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 				}
 			}
 			for c := range mad.NumCounters {
-				sum.Values[c] += counts.Values[c]
-				if p.origin != nil {
-					sum.Values[c] -= p.origin.counters[c]
-				}
+				sum.Values[c] += p.counter(c, &counts)
 			}
 		}
 		m.Data = [mad.PerfDataLen]byte{}
@@ -118,10 +115,7 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 				if m.Method == mad.MethodSet && req.CounterSelect>>i&1 != 0 {
 					p.since().extended[i] = have[i] - want[i]
 				}
-				sum[i] += have[i]
-				if p.origin != nil {
-					sum[i] -= p.origin.extended[i]
-				}
+				sum[i] += p.extended(i, &have)
 			}
 		}
 		r := mad.PortCountersExtended{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect, XmitData: sum[0],
@@ -132,6 +126,38 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 		return mad.StatusOK
 	}
 	return mad.StatusBadMethodAttr
+}
+
+// Counted returns the values of PortCounters and of PortCountersExtended of port n, if c are the counts of the port
+// since its creation. Values larger than their field are the largest that fits.
+func (a *Agent) Counted(n uint8, c *Counts) (v mad.PortCounters, x mad.PortCountersExtended) {
+	p, have := &a.ports[n], c.extended()
+	v.PortSelect, x.PortSelect = n, n
+	for k := range mad.NumCounters {
+		v.Values[k] = min(p.counter(k, c), uint64(k.Max()))
+	}
+	for i := range have {
+		have[i] = p.extended(i, &have)
+	}
+	x.XmitData, x.RcvData, x.XmitPkts, x.RcvPkts = have[0], have[1], have[2], have[3]
+	x.UnicastXmit, x.UnicastRcv, x.MulticastXmit, x.MulticastRcv = have[4], have[5], have[6], have[7]
+	return v, x
+}
+
+// counter returns a counter of PortCounters of the port, for counts since its creation.
+func (p *port) counter(c mad.Counter, counts *Counts) uint64 {
+	if p.origin == nil {
+		return counts.Values[c]
+	}
+	return counts.Values[c] - p.origin.counters[c]
+}
+
+// extended returns counter i of PortCountersExtended of the port, for counts since its creation.
+func (p *port) extended(i int, counts *[8]uint64) uint64 {
+	if p.origin == nil {
+		return counts[i]
+	}
+	return counts[i] - p.origin.extended[i]
 }
 
 // selected returns the range of ports that a PortSelect names.

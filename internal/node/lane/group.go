@@ -183,6 +183,24 @@ func (g *Group) Quiesce() {
 	}
 }
 
+// Counters sums what the lanes counted for every function, indexed by its number. It is an error if a lane is stuck or
+// has ended: without its counts, the sums would be lower than before. No lane may call it.
+func (g *Group) Counters() (sum []hca.FunctionCounters, err error) {
+	for _, l := range g.lanes {
+		var list []hca.FunctionCounters
+		if err := l.Query(func() { list = l.HCA.AppendCounters(nil) }); err != nil {
+			return nil, err
+		}
+		if more := len(list) - len(sum); more > 0 {
+			sum = append(sum, make([]hca.FunctionCounters, more)...)
+		}
+		for n := range list {
+			sum[n].Add(&list[n])
+		}
+	}
+	return sum, nil
+}
+
 // PortCounters sums what the lanes counted for the port of a function, without lanes that are stuck, which the error
 // names. No lane may call it.
 func (g *Group) PortCounters(function uint16) (sum hca.PortCounters, err error) {

@@ -517,6 +517,11 @@ type portCounters struct{ c *Port }
 // Counts implements agent.Counters.
 func (c portCounters) Counts(_ uint8, to *agent.Counts) {
 	k, _ := c.c.s.lanes.PortCounters(c.c.Adapter.Number()) // of the lanes that answer
+	addPort(to, &k)
+}
+
+// addPort adds what was counted for the port of a function.
+func addPort(to *agent.Counts, k *hca.PortCounters) {
 	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts,
 		k.MulticastRcvPkts)
 	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards

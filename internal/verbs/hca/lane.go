@@ -50,12 +50,12 @@ type LaneStats struct {
 // Lane drives the queue pairs of its sessions. It has no goroutine: its owner calls Receive for what arrived and
 // Run for everything else, from one goroutine.
 type Lane struct {
-	ID          int
-	Stats       LaneStats
-	Within      Within
-	all         *Functions
-	seen        uint64 // the generation of all that sessions follow
-	ports       []PortCounters
+	ID     int
+	Stats  LaneStats
+	Within Within
+	all    *Functions
+	seen   uint64 // the generation of all that sessions follow
+	tally
 	tap         *tapped // nil: no capture runs
 	link        Link
 	fabric      Link // nil: InfiniBand ports reach this node only

@@ -57,18 +57,16 @@ func (l *Lane) portReceives(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
 }
 
 // counters returns the counters of function n, which may have been added after the last refresh.
-func (l *Lane) counters(n uint16) *PortCounters {
-	if more := int(n) + 1 - len(l.ports); more > 0 {
-		l.ports = append(l.ports, make([]PortCounters, more)...)
-	}
-	return &l.ports[n]
+func (t *tally) counters(n uint16) *PortCounters {
+	t.ports = grow(t.ports, int(n))
+	return &t.ports[n]
 }
 
 // PortCounters returns what this lane has counted for the port of function n.
 // It is called on the lane.
-func (l *Lane) PortCounters(n uint16) (c PortCounters) {
-	if int(n) < len(l.ports) {
-		c = l.ports[n]
+func (t *tally) PortCounters(n uint16) (c PortCounters) {
+	if int(n) < len(t.ports) {
+		c = t.ports[n]
 	}
 	return c
 }
