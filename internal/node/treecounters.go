@@ -163,7 +163,7 @@ func (n *Node) refreshCounters() error {
 	}
 	var counted map[uint16]subnet.Counted
 	if n.sub != nil {
-		if counted, err = n.sub.Counted(all); err != nil {
+		if counted, err = subnet.AllCounted(n.sub, all); err != nil {
 			return err
 		}
 	}

@@ -46,9 +46,9 @@ func portDir(device string, port int) string {
 // UpdateCounters writes the counters of a port that differ from old into the files of the tree at dir. Write must have
 // written the port with the same names. Only the goroutine that may call Write may call it.
 //
-// It writes into the file in place: a program that keeps the file open and reads it again from its start, as it may with
-// a file of the kernel, reads the current value. A file that replaces the other by rename would leave such a program
-// with the old value forever.
+// It writes into the file in place: a program that keeps the file open and reads it again from its start, as it may
+// with a file of the kernel, reads the current value. A file that replaces the other by rename would leave such a
+// program with the old value forever.
 func UpdateCounters(dir, device string, port int, old, now *PortCounters) error {
 	base := filepath.Join(dir, portDir(device, port))
 	err := updateFiles(filepath.Join(base, commonDir), old.Common, now.Common)
@@ -72,9 +72,9 @@ const counterLen = 20 + 1
 
 // counterText is what the file of a counter has: the line of the kernel, and empty lines up to counterLen. The length
 // is constant because a read of a file that grows meanwhile is of two parts, and may return the start of one value and
-// the end of another. Programs that read a number skip space behind it. The kernel copies the first 16 octets at once on
-// the processors that were tried, which covers values of up to 15 digits. A longer value may be read with last digits
-// that are older than the others.
+// the end of another. Programs that read a number skip space behind it. The kernel copies the first 16 octets at once
+// on the processors that were tried, which covers values of up to 15 digits. A longer value may be read with last
+// digits that are older than the others.
 func counterText(v uint64) []byte {
 	b := strconv.AppendUint(make([]byte, 0, counterLen), v, 10)
 	for len(b) < counterLen {

@@ -44,7 +44,8 @@ func TestCounters(t *testing.T) {
 		for name, want := range map[string]uint64{"counters/port_xmit_data": c.Common[0].Value,
 			"counters/symbol_error": c.Common[1].Value, "hw_counters/sent_pkts": c.Hardware[0].Value,
 			"hw_counters/lifespan": c.Lifespan} {
-			if b, err := os.ReadFile(filepath.Join(port, name)); err != nil || strings.TrimRight(string(b), "\n") != fmt.Sprint(want) {
+			b, err := os.ReadFile(filepath.Join(port, name))
+			if err != nil || strings.TrimRight(string(b), "\n") != fmt.Sprint(want) {
 				t.Errorf("%s: want %d, got %q, %v", name, want, b, err)
 			}
 		}
@@ -74,7 +75,8 @@ func TestCounters(t *testing.T) {
 	if err := UpdateCounters(dir, "weft0", 1, last, counted(4, last.Common[1].Value)); err != nil {
 		t.Error(err)
 	}
-	if err := UpdateCounters(dir, "weft0", 1, last, counted(4, last.Common[1].Value+1)); !errors.Is(err, fs.ErrNotExist) {
+	err = UpdateCounters(dir, "weft0", 1, last, counted(4, last.Common[1].Value+1))
+	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }

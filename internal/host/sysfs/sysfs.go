@@ -199,8 +199,8 @@ func (w *writer) tree(devs []Device) {
 	}
 }
 
-// member makes the directory of a member of a class below that of its device, with the links that the kernel makes: from
-// the class, to the class and to the device. It returns the name of the directory.
+// member makes the directory of a member of a class below that of its device, with the links that the kernel makes:
+// from the class, to the class and to the device. It returns the name of the directory.
 func (w *writer) member(device, class, name string) string {
 	dir := devicesDir + "/" + device + "/" + class + "/" + name
 	w.dir(dir)

@@ -14,10 +14,10 @@ type Counted struct {
 	Extended mad.PortCountersExtended
 }
 
-// Counted returns the counters of the InfiniBand ports of functions, by the number of the function: what the agents of
+// AllCounted returns the counters of the InfiniBand ports of functions, by the number of the function: what the agents of
 // the ports would answer for these counts. A function without such a port is not in the map. No lane may call it, nor
 // the management goroutine.
-func (s *Subnet) Counted(counts []hca.FunctionCounters) (map[uint16]Counted, error) {
+func AllCounted(s *Subnet, counts []hca.FunctionCounters) (map[uint16]Counted, error) {
 	list := map[uint16]Counted{}
 	err := s.Do(func() {
 		for n, p := range s.Functions {

@@ -50,12 +50,12 @@ type LaneStats struct {
 // Lane drives the queue pairs of its sessions. It has no goroutine: its owner calls Receive for what arrived and
 // Run for everything else, from one goroutine.
 type Lane struct {
-	ID     int
-	Stats  LaneStats
-	Within Within
-	all    *Functions
-	seen   uint64 // the generation of all that sessions follow
-	tally
+	ID          int
+	Stats       LaneStats
+	Within      Within
+	all         *Functions
+	seen        uint64 // the generation of all that sessions follow
+	counted     tally
 	tap         *tapped // nil: no capture runs
 	link        Link
 	fabric      Link // nil: InfiniBand ports reach this node only
@@ -313,7 +313,7 @@ func (l *Lane) handleBurst(now mono.Time, q *QP, r *pkt.Burst) {
 		k := q.t.Counters()
 		pkeys, qkeys := k.DropPKey, k.DropQKey
 		q.t.Handle(now, r, l.batch)
-		c := l.counters(q.s.a.num)
+		c := l.counted.counters(q.s.a.num)
 		if pkeys, qkeys = k.DropPKey-pkeys, k.DropQKey-qkeys; pkeys|qkeys != 0 {
 			c.PKeyViolations += pkeys
 			c.QKeyViolations += qkeys

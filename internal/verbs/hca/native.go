@@ -11,7 +11,7 @@ import (
 // portSends reports whether the burst of a session's queue pair may leave by its InfiniBand port, and counts it there.
 // The SLID must be the port's own: it may have changed since the path was made.
 func (l *Lane) portSends(s *Session, r *pkt.Burst) bool {
-	c := l.counters(s.a.num)
+	c := l.counted.counters(s.a.num)
 	switch {
 	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil &&
 		!r.Path.DLID.IsMulticast():
@@ -39,7 +39,7 @@ const fullMember ib.PKey = 0x8000
 // portReceives reports whether InfiniBand port p of function a accepts the burst, and counts it there; up reports that
 // the port is active.
 func (l *Lane) portReceives(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
-	c := l.counters(a.num)
+	c := l.counted.counters(a.num)
 	n := uint64(r.Count)
 	if !up || !p.accepts(r.Path) {
 		c.RcvErrors += n
@@ -64,9 +64,9 @@ func (t *tally) counters(n uint16) *PortCounters {
 
 // PortCounters returns what this lane has counted for the port of function n.
 // It is called on the lane.
-func (t *tally) PortCounters(n uint16) (c PortCounters) {
-	if int(n) < len(t.ports) {
-		c = t.ports[n]
+func (l *Lane) PortCounters(n uint16) (c PortCounters) {
+	if int(n) < len(l.counted.ports) {
+		c = l.counted.ports[n]
 	}
 	return c
 }

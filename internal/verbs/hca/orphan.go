@@ -63,7 +63,7 @@ func (l *Lane) SetOrphanEnded(f func(*Session)) { l.orphanEnded = f }
 // endOrphan ends an orphaned queue pair, and its session with the last one.
 func (l *Lane) endOrphan(q *QP) {
 	s := q.s
-	l.keepCounters(q)
+	l.counted.keepCounters(q)
 	q.dead = true
 	l.timers.remove(q)
 	s.slots[q.slot] = nil
@@ -82,7 +82,7 @@ func (l *Lane) endOrphans(s *Session) {
 		}
 	}
 	for _, q := range s.qps.m {
-		l.keepCounters(q)
+		l.counted.keepCounters(q)
 		q.dead = true
 		s.slots[q.slot] = nil
 		l.timers.remove(q)

@@ -213,7 +213,7 @@ func (s *Session) dropQP(q *QP) {
 			q.srq.touch()
 		}
 	}
-	s.lane.keepCounters(q)
+	s.lane.counted.keepCounters(q)
 	q.dead = true
 	s.lane.timers.remove(q)
 	q.send, q.recv = nil, nil

@@ -57,11 +57,11 @@ func (l *Lane) AppendCounters(list []FunctionCounters) []FunctionCounters {
 		list = grow(list, n)
 		return &list[n]
 	}
-	for n := range l.ports {
-		at(n).Port.Add(&l.ports[n])
+	for n := range l.counted.ports {
+		at(n).Port.Add(&l.counted.ports[n])
 	}
-	for n := range l.ended {
-		at(n).QPs.Add(&l.ended[n])
+	for n := range l.counted.ended {
+		at(n).QPs.Add(&l.counted.ended[n])
 	}
 	for _, sessions := range [][]*Session{l.sessions, l.orphans} {
 		for _, s := range sessions {
