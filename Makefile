@@ -12,7 +12,6 @@ SHELL := /bin/bash
 PREFIX  ?= /usr/local
 DESTDIR ?=
 BINDIR  := $(DESTDIR)$(PREFIX)/bin
-LIBDIR  := $(DESTDIR)$(PREFIX)/lib/weft
 MANDIR  := $(DESTDIR)$(PREFIX)/share/man/man1
 DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/weft
 BASHDIR := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -32,12 +31,22 @@ SOAKFUZZTIME ?= 60s
 DISK    := $(or $(TMPDIR),/tmp)
 SHIM_SRC := $(wildcard shim/*.c shim/*.h)
 CFLAGS  ?= -O2 -g
+STRIP   ?= strip
 SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
 
 # What users run.
 
-build: deps-build bin/libweft-verbs.so bin/weft-verbs/libibverbs.so.1
+LIB := internal/host/shimlib/lib
+
+build: deps-build $(LIB)/libweft-verbs.so $(LIB)/libibverbs.so.1
 	$(GOBUILD) -o bin/weft ./cmd/weft
+
+# weft has the libraries in it, without what only debuggers read. bin/ keeps them whole, for tests and debuggers.
+$(LIB)/libweft-verbs.so: bin/libweft-verbs.so
+	$(STRIP) --strip-unneeded -o $@ $<
+
+$(LIB)/libibverbs.so.1: bin/weft-verbs/libibverbs.so.1
+	$(STRIP) --strip-unneeded -o $@ $<
 
 bin/libweft-verbs.so: $(SHIM_SRC) Makefile
 	@mkdir -p bin
@@ -59,8 +68,8 @@ demo: deps-demo build
 	@scripts/demo
 
 help:
-	@echo "make            bin/weft, bin/libweft-verbs.so and bin/weft-verbs/libibverbs.so.1"
-	@echo "make install    install them with man pages and completions: PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
+	@echo "make            bin/weft, with the libraries that programs load in it"
+	@echo "make install    install it with man pages and completions: PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make uninstall  remove what make install installed"
 	@echo "make demo       programs on nodes, with real traffic and measured rows"
 	@echo "make test       all tests, as CI runs them: check, unit, sim, fuzz, e2e, interop"
@@ -76,13 +85,9 @@ help:
 	@echo "make census     sizes of types and files, and words of the prose"
 	@echo "make clean      remove bin and build"
 
-# weft finds its libraries in ../lib/weft, from the directory it is in.
 install: build
-	install -d $(BINDIR) $(LIBDIR)/weft-verbs $(MANDIR) $(DOCDIR) $(BASHDIR) $(ZSHDIR) $(FISHDIR)
+	install -d $(BINDIR) $(MANDIR) $(DOCDIR) $(BASHDIR) $(ZSHDIR) $(FISHDIR)
 	install -m 755 bin/weft $(BINDIR)/weft
-	install -m 755 bin/libweft-verbs.so $(LIBDIR)/libweft-verbs.so
-	install -m 755 bin/weft-verbs/libibverbs.so.1 $(LIBDIR)/weft-verbs/libibverbs.so.1
-	ln -sf libibverbs.so.1 $(LIBDIR)/weft-verbs/libibverbs.so
 	install -m 644 docs/weft.yaml $(DOCDIR)/weft.yaml
 	bin/weft docs man $(MANDIR)
 	bin/weft completion bash >$(BASHDIR)/weft
@@ -91,7 +96,7 @@ install: build
 
 uninstall:
 	rm -f $(BINDIR)/weft $(MANDIR)/weft.1 $(MANDIR)/weft-*.1 $(BASHDIR)/weft $(ZSHDIR)/_weft $(FISHDIR)/weft.fish
-	rm -rf $(LIBDIR) $(DOCDIR)
+	rm -rf $(DOCDIR)
 
 # What CI runs: every part, the fast ones first.
 
@@ -200,4 +205,4 @@ deps-build deps-demo deps-test deps-bench: deps-%:
 	@scripts/deps $*
 
 clean:
-	rm -rf bin build
+	rm -rf bin build $(LIB)/*.so*

@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/control/cli"
 	"weft/internal/host/rundir"
+	"weft/internal/host/shimlib"
 	"weft/internal/node"
 )
 
@@ -26,6 +27,7 @@ func main() {
 		ErrTerminal: cli.TerminalOf(os.Stderr, os.Getenv),
 		Getenv:      os.Getenv,
 		DefaultDir:  rundir.Default(os.Geteuid(), os.Getenv),
+		Libraries:   shimlib.Embedded(),
 		Node:        node.Run,
 		Join:        node.Join,
 		Leave:       node.Leave,

@@ -18,6 +18,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/control/doctor"
+	"weft/internal/host/shimlib"
 )
 
 const portHelp = `A port is named by its GUID, by a device of the node, or by DEVICE@NODE with a
@@ -126,7 +127,7 @@ func (a *app) examine(ctx context.Context) ([]api.Finding, error) {
 	}
 	h := doctor.Host{Dir: dir, UID: os.Geteuid(), Now: time.Now(), Built: builtAt(), RoCEPort: a.port("roce-port",
 		config.RoCEPort), TrunkPort: a.port("trunk-port", config.TrunkPort), Bind: doctor.BindUDP, Free: doctor.FreeSpace,
-		Files: doctor.OpenFiles, Library: library}
+		Files: doctor.OpenFiles, Library: func() (string, error) { return a.library(shimlib.Preload) }}
 	s, err := get(ctx, a, api.GetStatus)
 	var e *api.Error
 	if err != nil && !errors.As(err, &e) {
@@ -181,15 +182,6 @@ func (a *app) port(setting string, usual int) int {
 		return n
 	}
 	return usual
-}
-
-// library finds the preload library.
-func library() (string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	return findShim(exe, shimName)
 }
 
 // builtAt is the time of the revision that this program was made of, zero if it is not known.

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"strings"
 
@@ -48,6 +49,7 @@ type Env struct {
 	OutTerminal, ErrTerminal Terminal // what Out and Err are connected to; see TerminalOf
 	Getenv                   func(string) string
 	DefaultDir               string // directory of a node that is not named, from rundir.Default
+	Libraries                fs.FS  // what programs preload, from shimlib.Embedded
 	Node                     Runner
 	// Join makes a host a member of a fabric, Leave undoes it; the node in the directory does not run.
 	Join  func(context.Context, JoinSpec) (Joined, error)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,6 +28,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/device/unixsock"
 	"weft/internal/host/rundir"
+	"weft/internal/host/shimlib"
 	"weft/internal/proto/problem"
 )
 
@@ -38,13 +41,22 @@ func TestMain(m *testing.M) {
 		os.Exit(Run(context.Background(), os.Args[1:], Env{In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
 			OutTerminal: terminal,
 			Getenv:      os.Getenv,
-			DefaultDir:  os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode, Join: fakeJoin,
+			DefaultDir:  os.Getenv("TEST_DEFAULT_DIR"), Libraries: fakeLibraries(), Node: fakeNode, Join: fakeJoin,
 			Leave: fakeLeave}))
 	}
 	if os.Getenv("BE_WEFT") != "" {
 		weft()
 	}
 	testscript.Main(m, map[string]func(){"weft": weft})
+}
+
+// fakeLibraries are in the place of the embedded ones. The loader passes them by. With FAKE_LIBRARIES=none there are
+// none.
+func fakeLibraries() fs.FS {
+	if os.Getenv("FAKE_LIBRARIES") == "none" {
+		return fstest.MapFS{}
+	}
+	return fstest.MapFS{shimlib.Preload: {Data: []byte("preload")}, shimlib.Replacement: {Data: []byte("replacement")}}
 }
 
 // rewrite writes what scripts compare output with, and the generated documents, anew.
@@ -56,6 +68,7 @@ func TestScripts(t *testing.T) {
 		UpdateScripts: *rewrite,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("TEST_DEFAULT_DIR", filepath.Join(e.WorkDir, "default"))
+			e.Setenv(shimlib.DirEnv, filepath.Join(e.WorkDir, "lib"))
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector delays every exit by a second
 			e.Defer(func() {                        // a script that failed leaves its nodes behind
 				for _, name := range []string{"n", "default"} {

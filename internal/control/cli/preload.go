@@ -41,8 +41,9 @@ func findObstacle(path string, uid int) *obstacle {
 	}
 	defer f.Close()
 	if f.Machine != thisMachine() || f.Class != elf.ELFCLASS64 {
-		return &obstacle{fmt.Sprintf("it is a program for %s, and this weft is one for %s", machineName(f.Machine, f.Class),
-			machineName(thisMachine(), elf.ELFCLASS64)), "run a build of it for this machine"}
+		return &obstacle{fmt.Sprintf("it is a program for %s, and this weft is one for %s",
+			machineName(f.Machine, f.Class), machineName(thisMachine(), elf.ELFCLASS64)),
+			"run a build of it for this machine"}
 	}
 	loader, err := loaderOf(f)
 	switch {
@@ -143,7 +144,8 @@ func findsVerbs(ctx context.Context, root, path, libraryPath string) bool {
 			return true
 		}
 	}
-	if b, err := os.ReadFile(filepath.Join(root, loaderCache)); err == nil && bytes.Contains(b, []byte("/"+verbsSoname+"\x00")) {
+	known, err := os.ReadFile(filepath.Join(root, loaderCache))
+	if err == nil && bytes.Contains(known, []byte("/"+verbsSoname+"\x00")) {
 		return true
 	}
 	f, err := elf.Open(path)

@@ -53,8 +53,8 @@ func TestObstacles(t *testing.T) {
 		{"a dynamic program", program, "", user},
 		{"a script", patched(t, "/dev/null", func([]byte) {}), "", user},
 		{"no program", "/no/such/program", "", user},
-		{"for arm64", patched(t, program, as(elf.EM_AARCH64)), "it is a program for arm64, and this weft is one for x86-64",
-			user},
+		{"for arm64", patched(t, program, as(elf.EM_AARCH64)),
+			"it is a program for arm64, and this weft is one for x86-64", user},
 		{"of 32 bits", patched(t, program, func(b []byte) { b[4] = byte(elf.ELFCLASS64); as(elf.EM_386)(b) }),
 			"it is a program for 32-bit x86, and this weft is one for x86-64", user},
 		{"musl", patched(t, program, func(b []byte) {

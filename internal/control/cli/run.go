@@ -20,13 +20,8 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-)
-
-// shimName is the preload library that speaks verbs to the node, replacementName
-// the same in the place of libibverbs, alone with it in a directory that the loader can search.
-const (
-	shimName        = "libweft-verbs.so"
-	replacementName = "weft-verbs/libibverbs.so.1"
+	"weft/internal/host/shimlib"
+	"weft/internal/proto/problem"
 )
 
 // autoIdleExit ends a node that "weft run" started, after its last session.
@@ -60,9 +55,9 @@ where 4791 is taken: weft status shows which.`,
 			default:
 				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
 			}
-			name := shimName
+			name := shimlib.Preload
 			if replace || !findsVerbs(cmd.Context(), "/", programPath(args[0]), os.Getenv("LD_LIBRARY_PATH")) {
-				name = replacementName
+				name = shimlib.Replacement
 			}
 			explainFailures(explain)
 			return a.exec(cmd.Context(), args, name, device, arena)
@@ -96,9 +91,9 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	shim, err := findShim(exe, name)
+	shim, err := a.library(name)
 	if err != nil {
-		return &api.Error{What: what, Why: err.Error(), Fix: "make build, or install weft and " + name + " together"}
+		return cannot(what, err)
 	}
 	dir, named, err := a.nodeDir()
 	if err != nil {
@@ -115,8 +110,7 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	if o := findObstacle(path, os.Geteuid()); o != nil {
 		fix := o.fix
 		if slices.Contains(containerTools, filepath.Base(path)) {
-			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir +
-				" inside it"
+			fix = "mount " + dir + " and " + exe + " into the container, and weft run --dir " + dir + " inside it"
 		}
 		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], o.why, fix)
 	}
@@ -141,7 +135,7 @@ func childEnv(env []string, shim, dir, device, arena string) []string {
 	}
 	env = withoutEnv(env, "LD_PRELOAD", config.EnvName("dir"), "WEFT_ARENA")
 	env = append(env, "LD_PRELOAD="+preload, config.EnvName("dir")+"="+dir)
-	if strings.HasSuffix(shim, "/"+replacementName) {
+	if strings.HasSuffix(shim, "/"+shimlib.Replacement) {
 		// By its soname the loader finds what is preloaded. A program that opens
 		// libibverbs.so gets it by this directory.
 		search := filepath.Dir(shim)
@@ -180,25 +174,14 @@ func oldPreload(env []string) (old string) {
 // isPreloadSep reports whether the loader splits LD_PRELOAD at r.
 func isPreloadSep(r rune) bool { return r == ':' || r == ' ' }
 
-// findShim looks for the library of a name beside the program and in ../lib/weft.
-func findShim(exe, lib string) (string, error) {
-	exe, err := filepath.EvalSymlinks(exe)
-	if err != nil {
-		return "", err
+// library returns the path of a library of this weft, unpacked for the loader.
+func (a *app) library(name string) (string, error) {
+	u := shimlib.Unpacker{Libraries: a.env.Libraries, Places: shimlib.Places(os.Geteuid(), a.env.Getenv)}
+	path, err := u.Unpack(name)
+	if p := problem.Of("", err); p != nil {
+		return "", &api.Error{Why: p.Why, Fix: p.Fix}
 	}
-	bin := filepath.Dir(exe)
-	places := []string{bin, filepath.Join(filepath.Dir(bin), "lib", "weft")}
-	for _, p := range places {
-		name := filepath.Join(p, lib)
-		if st, err := os.Stat(name); err != nil || !st.Mode().IsRegular() {
-			continue
-		}
-		if strings.ContainsFunc(name, isPreloadSep) {
-			return "", fmt.Errorf("the loader cannot preload %q, its path has a space or a colon", name)
-		}
-		return name, nil
-	}
-	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
+	return path, nil
 }
 
 // isDirectory reports whether what a user wants to run is a directory.

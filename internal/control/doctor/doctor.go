@@ -37,7 +37,7 @@ type Host struct {
 	Free func(path string) (uint64, error)
 	// Files is the limit of open files.
 	Files func() (uint64, error)
-	// Library finds the preload library.
+	// Library unpacks the preload library and returns its path.
 	Library func() (string, error)
 }
 
@@ -101,7 +101,8 @@ func (h *Host) Local(running bool) []api.Finding {
 		l.add(api.LevelOK, "limits", "", "%d open files; locked memory is not needed", n)
 	}
 	if lib, err := h.Library(); err != nil {
-		l.add(api.LevelFail, "library", "make build, or make install", "%v", err)
+		p := problem.Of("", err)
+		l.add(api.LevelFail, "library", p.Fix, "%s", p.Why)
 	} else {
 		l.add(api.LevelOK, "library", "", "%s", lib)
 	}
