@@ -126,8 +126,9 @@ func (a *app) examine(ctx context.Context) ([]api.Finding, error) {
 		return nil, err
 	}
 	h := doctor.Host{Dir: dir, UID: os.Geteuid(), Now: time.Now(), Built: builtAt(), RoCEPort: a.port("roce-port",
-		config.RoCEPort), TrunkPort: a.port("trunk-port", config.TrunkPort), Bind: doctor.BindUDP, Free: doctor.FreeSpace,
-		Files: doctor.OpenFiles, Library: func() (string, error) { return a.library(shimlib.Preload) }}
+		config.RoCEPort), TrunkPort: a.port("trunk-port", config.TrunkPort), Bind: doctor.BindUDP,
+		Free: doctor.FreeSpace, Files: doctor.OpenFiles,
+		Library: func() (string, error) { return a.library(shimlib.Preload) }}
 	s, err := get(ctx, a, api.GetStatus)
 	var e *api.Error
 	if err != nil && !errors.As(err, &e) {

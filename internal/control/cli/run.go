@@ -69,7 +69,8 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
 	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, also those that Weft does not have (else: the last one, if the program fails)")
-	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does (also done if none is installed)")
+	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does "+
+		"(also done if none is installed)")
 	return cmd
 }
 
@@ -298,7 +299,7 @@ func cannot(what string, err error) error {
 }
 
 // claim announces a program to the node, if one runs, and waits for the end of a node that ends because it is idle. It
-// returns the error of a node whose host is drained. Other errors appear again in the next request.
+// returns the error of the node of a drained host. Other errors appear again in the next request.
 func claim(ctx context.Context, c *api.Client) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

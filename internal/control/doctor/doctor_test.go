@@ -95,7 +95,9 @@ func TestLocal(t *testing.T) {
 			[]string{"warn limits: 256 open files"}},
 		"no limits": {func(h *Host) { h.Files = func() (uint64, error) { return 0, errors.New("bad") } }, false,
 			[]string{"warn limits: bad"}},
-		"no library": {func(h *Host) { h.Library = func() (string, error) { return "", problem.New("", "not here", "make") } },
+		"no library": {func(h *Host) {
+			h.Library = func() (string, error) { return "", problem.New("", "not here", "make") }
+		},
 			false, []string{"fail library: not here"}},
 		"a damaged membership": {func(h *Host) {
 			os.Mkdir(filepath.Join(h.Dir, "member"), 0o700)

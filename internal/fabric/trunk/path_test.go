@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// joined is two hosts whose trunk has measured its path of 8972 octets.
+// joined is two hosts with a trunk that has measured its path of 8972 octets.
 func joined(t *testing.T) (w *world, a, b *host) {
 	t.Helper()
 	w = newWorld(t, 8)

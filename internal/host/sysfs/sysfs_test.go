@@ -154,7 +154,7 @@ func TestTree(t *testing.T) {
 		p + "gid_attrs/ndevs/0":                    "eth0\n",
 		p + "gid_attrs/ndevs/1":                    "eth0\n",
 	}
-	want[p+"gid_attrs/ndevs/3"] = "" // stands for a file whose read fails
+	want[p+"gid_attrs/ndevs/3"] = "" // stands for a file that cannot be read
 	for i := 2; i < 256; i++ {
 		if i == 3 {
 			continue

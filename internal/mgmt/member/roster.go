@@ -171,8 +171,8 @@ func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *pr
 	return x, Admitted, nil
 }
 
-// preceded reports whether c is the certificate of the record, or one that this certificate can have replaced: c has the
-// same key and ends no later. A member uses its old certificate until it has received the new one, which is in the
+// preceded reports whether c is the certificate of the record, or one that this certificate can have replaced: c has
+// the same key and ends no later. A member uses its old certificate until it has received the new one, which is in the
 // record before. A removed member with the CA's key gains nothing by signing such a certificate: only the holder of the
 // member's own key can use it, with the roles of the record and no longer than the record's certificate.
 func (m *Record) preceded(c *x509.Certificate) bool {

@@ -41,7 +41,7 @@ type Config struct {
 	Gated bool
 
 	// MemberBits is the number of low bits in which the GUIDs of the nodes and ports of one member of a fabric differ.
-	// A node behind a confined switch whose GUID differs above these bits claims to be of another member: it is
+	// A node behind a confined switch with a GUID that differs above these bits claims to be of another member: it is
 	// ignored. 0: GUIDs say nothing about members.
 	MemberBits uint8
 

@@ -34,7 +34,7 @@ import (
 type Config struct {
 	Now       func() mono.Time
 	Log       *slog.Logger
-	AllowUIDs []int // users who may use the node beside root and its own
+	AllowUIDs []int // users that may use the node beside root and its own
 	Sessions  int   // of programs at most
 	// Admit returns why the host accepts no program; nil: it does. It is called with mu of the registry held.
 	Admit func() error

@@ -101,7 +101,7 @@ func meet(client, server *tls.Config) (fromClient, fromServer error) {
 	return err, <-done
 }
 
-// TestMeet: two members meet; a removed one, one of another fabric, one without a certificate, one whose time is over
+// TestMeet: two members meet; a removed one, one of another fabric, one without a certificate, an expired one
 // and one of another name do not, whichever end they are at.
 func TestMeet(t *testing.T) {
 	l, other := newLab(t, fabric), newLab(t, "ffffffffffffffff")

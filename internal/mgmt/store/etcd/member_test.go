@@ -62,8 +62,9 @@ func (f *fabric) prepare(name string, seeds ...string) etcd.MemberConfig {
 	if !again {
 		began := time.Now()
 		address := freePort(f)
-		c = etcd.MemberConfig{Dir: filepath.Join(f.dir, name), Name: name, Listen: address, Advertise: address, Timeout: 3 * time.Second,
-			Every: 100 * time.Millisecond, Settings: voters.Settings{ReplaceAfter: 60 * time.Second},
+		c = etcd.MemberConfig{Dir: filepath.Join(f.dir, name), Name: name, Listen: address, Advertise: address,
+			Timeout: 3 * time.Second, Every: 100 * time.Millisecond,
+			Settings: voters.Settings{ReplaceAfter: 60 * time.Second},
 			Now: func() mono.Time { return mono.Time(time.Hour).Add(hurry * time.Since(began)) }}
 		for _, s := range seeds {
 			c.Seeds = append(c.Seeds, f.configs[s].Advertise)

@@ -92,7 +92,7 @@ const (
 	None       Kind = iota
 	AddLearner      // of a member that is a client
 	Promote         // a learner to a voter
-	Remove          // a replica whose member leaves the fabric, or left it
+	Remove          // the replica of a member that leaves the fabric, or left it
 	MakeClient      // remove the replica of a member that stays in the fabric
 	Transfer        // make a voter the leader: it then removes the present one
 )
