@@ -65,7 +65,7 @@ func (f *fabric) prepare(name string, seeds ...string) etcd.MemberConfig {
 		c = etcd.MemberConfig{Dir: filepath.Join(f.dir, name), Name: name, Listen: address, Advertise: address,
 			Timeout: 3 * time.Second, Every: 100 * time.Millisecond,
 			Settings: voters.Settings{ReplaceAfter: 60 * time.Second},
-			Now: func() mono.Time { return mono.Time(time.Hour).Add(hurry * time.Since(began)) }}
+			Now:      func() mono.Time { return mono.Time(time.Hour).Add(hurry * time.Since(began)) }}
 		for _, s := range seeds {
 			c.Seeds = append(c.Seeds, f.configs[s].Advertise)
 		}
