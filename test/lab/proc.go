@@ -4,7 +4,7 @@
 // namespaces, links, nodes and programs on them, all bounded in time.
 //
 // In: what to run, where and as which user. Out: running processes, what they
-// printed, how they ended. Called by test/e2e, test/interop and bench. It must
+// printed, how they ended. Called by test/e2e, test/interop, test/userland and bench. It must
 // never touch an interface, a process or a file that it did not make, and
 // leaves none behind once everything is closed.
 package lab
