@@ -32,6 +32,9 @@ DISK    := $(or $(TMPDIR),/tmp)
 SHIM_SRC := $(wildcard shim/*.c shim/*.h)
 CFLAGS  ?= -O2 -g
 STRIP   ?= strip
+# The C library for which the libraries of programs are built: Debian 11's, or this machine's with SYSROOT=/.
+SYSROOT ?=
+export SYSROOT
 SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
 
 # What users run.
@@ -48,21 +51,24 @@ $(LIB)/libweft-verbs.so: bin/libweft-verbs.so
 $(LIB)/libibverbs.so.1: bin/weft-verbs/libibverbs.so.1
 	$(STRIP) --strip-unneeded -o $@ $<
 
-bin/libweft-verbs.so: $(SHIM_SRC) Makefile
+bin/libweft-verbs.so: $(SHIM_SRC) Makefile scripts/sysroot
 	@mkdir -p bin
-	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -shared -o $@ $(filter %.c,$^) \
+	sysroot=$$(scripts/sysroot); $(CC) $(CFLAGS) $(SHIM_CFLAGS) $$sysroot -shared -o $@ $(filter %.c,$^) \
 	  -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
 	@shim/check-exports.sh $@
+	@shim/check-glibc.sh $@
 
 # The same in the place of libibverbs, for programs that load that by themselves.
-bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makefile
+bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makefile scripts/sysroot
 	@mkdir -p $(@D) build
 	shim/replacement/generate.sh map >build/replacement.map
 	shim/replacement/generate.sh stubs >build/replacement_stubs.c
-	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -DWEFT_REPLACEMENT -shared -o $@ $(filter %.c,$^) build/replacement_stubs.c \
+	sysroot=$$(scripts/sysroot); $(CC) $(CFLAGS) $(SHIM_CFLAGS) $$sysroot -DWEFT_REPLACEMENT -shared -o $@ \
+	  $(filter %.c,$^) build/replacement_stubs.c \
 	  -Wl,-soname,libibverbs.so.1 -Wl,--version-script,build/replacement.map -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
 	@ln -sf libibverbs.so.1 $(@D)/libibverbs.so
 	@shim/replacement/generate.sh check $@
+	@shim/check-glibc.sh $@
 
 demo: deps-demo build
 	@scripts/demo

@@ -21,6 +21,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* Linux 5.7, newer than the C library for which this is built. */
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
 #include "arena.h"
 
 #define INTERPOSE __attribute__((visibility("default")))

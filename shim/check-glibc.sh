@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Proves that a library loads wherever there is glibc 2.28 or later: it imports no
+# symbol of a later version, and needs no library but the C library's own. A library
+# that was built with SYSROOT=/ is for the machine's glibc: the version is printed.
+#
+# usage: check-glibc.sh LIBRARY
+set -eu
+
+lib=$1
+oldest=2.28
+
+for n in $(readelf -d "$lib" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p'); do
+	case $n in
+	libc.so.6|libdl.so.2|libpthread.so.0|ld-linux*) ;;
+	*)
+		echo "check glibc: $lib needs $n" >&2
+		exit 1
+		;;
+	esac
+done
+imports=$(nm -D --undefined-only --with-symbol-versions "$lib" | sed -n 's/^ *[UwV] \(.*\)@GLIBC_\(2[0-9.]*\)$/\2 \1/p' |
+	sort -V)
+newest=$(echo "$imports" | tail -1)
+if [ "$(printf '%s\n%s\n' "${newest%% *}" $oldest | sort -V | tail -1)" = $oldest ]; then
+	echo "check glibc: $lib needs glibc ${newest%% *}, and $oldest is allowed"
+elif [ "${SYSROOT:-}" = / ]; then
+	echo "check glibc: $lib was built for this machine's C library: it needs glibc ${newest%% *}" >&2
+else
+	echo "check glibc: $lib imports ${newest#* } of glibc ${newest%% *}, and $oldest is the newest allowed" >&2
+	exit 1
+fi
