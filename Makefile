@@ -35,7 +35,7 @@ STRIP   ?= strip
 # The C library for which the libraries of programs are built: Debian 11's, or this machine's with SYSROOT=/.
 SYSROOT ?=
 export SYSROOT
-SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
+SHIM_CFLAGS := -ffile-prefix-map=$(CURDIR)=. -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
 
 # What users run.
 
