@@ -19,8 +19,8 @@ for n in $(readelf -d "$lib" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p'); do
 		;;
 	esac
 done
-imports=$(nm -D --undefined-only --with-symbol-versions "$lib" | sed -n 's/^ *[UwV] \(.*\)@GLIBC_\(2[0-9.]*\)$/\2 \1/p' |
-	sort -V)
+imports=$(nm -D --undefined-only --with-symbol-versions "$lib" |
+	sed -n 's/^ *[UwV] \(.*\)@GLIBC_\(2[0-9.]*\)$/\2 \1/p' | sort -V)
 newest=$(echo "$imports" | tail -1)
 if [ "$(printf '%s\n%s\n' "${newest%% *}" $oldest | sort -V | tail -1)" = $oldest ]; then
 	echo "check glibc: $lib needs glibc ${newest%% *}, and $oldest is allowed"
