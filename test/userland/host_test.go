@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ import (
 // limit bounds a program, also on a machine that does much else.
 const limit = time.Minute
 
-// home is the directory of the user in a host, and weft is the program there.
+// home is the directory of the user in a host, and weft there the only file of Weft.
 const (
 	home = "/home/user"
 	weft = home + "/weft"
@@ -91,16 +92,19 @@ func (h *host) command(env []string, args ...string) lab.Cmd {
 	return lab.Cmd{Args: append(v, args...), Peers: []lab.Peer{h.init}}
 }
 
-// program returns the command that runs a program on the host's node, which the first of them starts.
+// program returns the command that runs a program on the host's node, which the first of them starts. Words before
+// "--" are flags of weft run.
 func (h *host) program(args ...string) lab.Cmd {
-	return h.command(nil, append([]string{weft, "run", "--"}, args...)...)
+	if !slices.Contains(args, "--") {
+		args = append([]string{"--"}, args...)
+	}
+	return h.command(nil, append([]string{weft, "run"}, args...)...)
 }
 
-// install copies the file weft and its library into the host.
+// install copies the file weft into the host.
 func (h *host) install() error {
-	to := filepath.Join("/proc", strconv.Itoa(h.pid), "root", h.dir, weft)
-	cp := lab.Cmd{Args: []string{"cp", lab.Bin("weft"), lab.Bin("libweft-verbs.so"), filepath.Dir(to)}}
-	_, err := lab.Run(cp, limit)
+	to := filepath.Join("/proc", strconv.Itoa(h.pid), "root", h.dir, home)
+	_, err := lab.Run(lab.Cmd{Args: []string{"cp", lab.Bin("weft"), to}}, limit)
 	return err
 }
 

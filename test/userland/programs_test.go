@@ -41,10 +41,11 @@ const (
 	measured  = `(?m)^ *\d+ +1000 +[0-9.]+ +[0-9.]+`
 )
 
-// run runs the row in a host.
-func (r row) run(h *host) error {
+// run runs the row in a host, with flags of weft run.
+func (r row) run(h *host, flags ...string) error {
 	port := lab.Port()
 	args := strings.Fields(strings.ReplaceAll(r.args, "PORT", strconv.Itoa(port)))
+	args = append(append(flags, "--"), args...)
 	out, err := pair(port, h.program(args...), h.program(append(args, "127.0.0.1")...))
 	if err == nil && (!regexp.MustCompile(r.want).MatchString(out) || strings.Contains(out, "invalid data")) {
 		err = fmt.Errorf("no result, or wrong contents:\n%s", out)
@@ -91,6 +92,11 @@ func TestUserlands(t *testing.T) {
 					}
 				})
 			}
+			t.Run("--replace "+rows[0].args, func(t *testing.T) {
+				if err := rows[0].run(h, "--replace"); err != nil {
+					t.Error(err)
+				}
+			})
 			t.Run("rping", func(t *testing.T) {
 				u.need(t, "rdmacm-utils")
 				h.rping(t)

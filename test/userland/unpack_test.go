@@ -21,8 +21,8 @@ import (
 	"weft/test/lab"
 )
 
-// suites are the releases of Debian, with their versions of rdma-core: 44, 56, and the newest.
-var suites = []string{"bookworm", "trixie", "sid"}
+// suites are the releases of Debian, with their versions of rdma-core: 33, 44, 56, and the newest.
+var suites = []string{"bullseye", "bookworm", "trixie", "sid"}
 
 // freshEnv is the environment variable that unpacks every userland again if it is 1: the suite may have newer packages
 // than the cache.
@@ -120,7 +120,8 @@ func bootstrap(dir, suite, variant string, packages []string) (lacking map[strin
 	lacking = map[string]string{}
 	for {
 		out, err := lab.Run(lab.Cmd{Args: []string{"mmdebstrap", "--variant=" + variant,
-			`--aptopt=Acquire::Check-Valid-Until "false"`, "--include=" + strings.Join(packages, ","), suite, dir}},
+			`--aptopt=Acquire::Check-Valid-Until "false"`, `--aptopt=Acquire::Retries "3"`,
+			"--include=" + strings.Join(packages, ","), suite, dir}},
 			15*time.Minute)
 		if err == nil {
 			return lacking, nil
