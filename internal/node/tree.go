@@ -40,9 +40,8 @@ type portTree struct {
 	// functionEditor's, and before the mutexes of a vesw.DevicePort and the functionTable. No goroutine waits for
 	// another with mu held.
 	mu sync.Mutex
-	// counts are the counters in the files, and written are the devices in the tree; both guarded by mu.
-	counts  map[*hca.Adapter]sysfs.PortCounters
-	written map[*hca.Adapter]bool
+	// written are the devices in the tree, with the counters in their files. mu guards it.
+	written map[*hca.Adapter]sysfs.PortCounters
 }
 
 // dir is the directory of the files.
@@ -114,7 +113,7 @@ func (t *portTree) setDown(a *hca.Adapter, down bool) {
 func (t *portTree) write() error {
 	host := t.host()
 	var list []sysfs.Device
-	written := map[*hca.Adapter]bool{}
+	written := map[*hca.Adapter]sysfs.PortCounters{}
 	for _, f := range t.functions.all() {
 		if f.guest != nil {
 			continue // no program of the host can use it
@@ -133,7 +132,7 @@ func (t *portTree) write() error {
 		port.Counters = t.counters(f)
 		d.Ports = []sysfs.Port{port}
 		list = append(list, d)
-		written[f.a] = true
+		written[f.a] = port.Counters
 	}
 	if err := sysfs.Write(t.dir(), list); err != nil {
 		return err

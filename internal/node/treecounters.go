@@ -16,10 +16,10 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// The counters in files are written every countersPeriod, and are never older than countersLifespan while the lanes
-// run.
+// The counters in files are written every countersPeriod. A value with more digits than the one before takes two
+// periods, so that values are never older than countersLifespan while the lanes run.
 const (
-	countersPeriod   = 500 * time.Millisecond
+	countersPeriod   = 400 * time.Millisecond
 	countersLifespan = time.Second
 )
 
@@ -88,7 +88,7 @@ func portFiles(qps *hca.QPCounters, counted *subnet.Counted) (c sysfs.PortCounte
 
 // counters returns what the files of the port of a function have, zeros before the first refreshCounters; mu is held.
 func (t *portTree) counters(f *function) sysfs.PortCounters {
-	if c, ok := t.counts[f.a]; ok {
+	if c, ok := t.written[f.a]; ok {
 		return c
 	}
 	var counted *subnet.Counted
@@ -102,12 +102,10 @@ func (t *portTree) counters(f *function) sysfs.PortCounters {
 func (t *portTree) refreshCounters(all []hca.FunctionCounters, counted map[uint16]subnet.Counted) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	old := t.counts
-	t.counts = make(map[*hca.Adapter]sysfs.PortCounters, len(old))
 	var failed error
 	for _, f := range t.functions.all() {
 		n := int(f.a.Number())
-		if f.guest != nil || !t.written[f.a] {
+		if _, ok := t.written[f.a]; !ok {
 			continue
 		}
 		var qps hca.QPCounters
@@ -122,12 +120,10 @@ func (t *portTree) refreshCounters(all []hca.FunctionCounters, counted map[uint1
 			}
 			c = &k
 		}
-		was, is := old[f.a], portFiles(&qps, c)
-		if err := sysfs.UpdateCounters(t.dir(), f.a.Name, 1, &was, &is); err != nil {
+		files, now := t.written[f.a], portFiles(&qps, c)
+		if err := sysfs.UpdateCounters(t.dir(), f.a.Name, 1, &files, &now); err != nil {
 			failed = err
-			continue
 		}
-		t.counts[f.a] = is
 	}
 	return failed
 }

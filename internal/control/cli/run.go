@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,7 +28,7 @@ const autoIdleExit = 10 * time.Minute
 
 func runCommand(a *app) *cobra.Command {
 	var device, arena string
-	var replace, explain bool
+	var replace, explain, mount bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG…]",
 		Short: "run an unmodified verbs program on a node",
@@ -39,10 +38,18 @@ Without --dir and WEFT_DIR, and when no node runs in the default directory, it
 starts a node there in the background, which ends ten minutes after its last
 session. That node takes its settings from the environment (weft up --help), as
 in WEFT_WIRE_LOCAL=1 weft run. It uses UDP port 4791 for RoCEv2, or another port
-where 4791 is taken: weft status shows which.`,
+where 4791 is taken: weft status shows which.
+
+A program finds the devices in /sys and /dev by the library that is preloaded
+into it. Static programs, and those of Go, read /sys by themselves: --mount
+gives the program a /sys/class that has the devices beside all that the kernel
+has there. As an ordinary user that takes a user namespace, in which sudo does
+not work. A program without the library finds devices and their counters, and
+cannot use verbs.`,
 		Example: `  weft run -- ibv_devinfo
   weft run -- ib_write_bw
-  weft run --explain -- ibv_rc_pingpong`,
+  weft run --explain -- ibv_rc_pingpong
+  weft run --mount -- prometheus-node-exporter`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage("weft run -- ibv_devinfo", "weft run needs a command")
@@ -60,7 +67,7 @@ where 4791 is taken: weft status shows which.`,
 				name = shimlib.Replacement
 			}
 			explainFailures(explain)
-			return a.exec(cmd.Context(), args, name, device, arena)
+			return a.exec(cmd.Context(), args, name, device, arena, mount)
 		},
 	}
 	f := cmd.Flags()
@@ -69,13 +76,14 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
 	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, also those that Weft does not have (else: the last one, if the program fails)")
+	f.BoolVar(&mount, "mount", false, "show the devices in /sys/class as well, for programs that read it without libc")
 	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does "+
 		"(also done if none is installed)")
 	return cmd
 }
 
 // exec replaces this process by the command, with the shim of a name loaded.
-func (a *app) exec(ctx context.Context, args []string, name, device, arena string) error {
+func (a *app) exec(ctx context.Context, args []string, name, device, arena string, mount bool) error {
 	what := "cannot run " + args[0]
 	path, err := exec.LookPath(args[0])
 	switch {
@@ -113,14 +121,14 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 		if slices.Contains(containerTools, filepath.Base(path)) {
 			fix = "mount " + dir + " and " + exe + " into the container, and weft run --dir " + dir + " inside it"
 		}
-		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], o.why, fix)
+		lacks := "will see no device"
+		if mount {
+			lacks = "finds the devices in /sys, but can use none"
+		}
+		fmt.Fprintf(a.env.Err, "weft: %s %s: %s. fix: %s\n", args[0], lacks, o.why, fix)
 	}
 	env := childEnv(os.Environ(), shim, dir, device, arena)
-	if err := syscall.Exec(path, args, env); err != nil {
-		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(),
-			Fix: "run it without weft to see whether it works at all"}}
-	}
-	return nil
+	return become(what, exe, dir, mount, path, args, env)
 }
 
 // containerTools are programs with containers that do not see what is preloaded into the tool.

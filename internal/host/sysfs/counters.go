@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,58 +44,70 @@ func portDir(device string, port int) string {
 	return devicesDir + "/" + device + "/infiniband/" + device + "/ports/" + strconv.Itoa(port)
 }
 
-// UpdateCounters writes the counters of a port that differ from old into the files of the tree at dir. Write must have
-// written the port with the same names. Only the goroutine that may call Write may call it.
+// UpdateCounters writes those of the counters now of a port that differ from files into the files of the tree at dir, and
+// changes files to what the files have then. A value that is longer than its file waits for the next call, which must
+// come later than a read takes. Write must have written the port with the same names. Only the goroutine that may call
+// Write may call it.
 //
 // It writes into the file in place: a program that keeps the file open and reads it again from its start, as it may
 // with a file of the kernel, reads the current value. A file that replaces the other by rename would leave such a
 // program with the old value forever.
-func UpdateCounters(dir, device string, port int, old, now *PortCounters) error {
+func UpdateCounters(dir, device string, port int, files, now *PortCounters) error {
 	base := filepath.Join(dir, portDir(device, port))
-	err := updateFiles(filepath.Join(base, commonDir), old.Common, now.Common)
-	return errors.Join(err, updateFiles(filepath.Join(base, hardwareDir), old.Hardware, now.Hardware))
+	err := updateFiles(filepath.Join(base, commonDir), files.Common, now.Common)
+	return errors.Join(err, updateFiles(filepath.Join(base, hardwareDir), files.Hardware, now.Hardware))
 }
 
-func updateFiles(dir string, old, now []Counter) error {
+func updateFiles(dir string, files, now []Counter) error {
 	for i, c := range now {
-		if i < len(old) && old[i] == c {
+		if files[i] == c {
 			continue
 		}
-		if err := overwrite(filepath.Join(dir, c.Name), c.Value); err != nil {
+		done, err := overwrite(filepath.Join(dir, c.Name), c.Value)
+		if err != nil {
 			return err
+		}
+		if done {
+			files[i] = c
 		}
 	}
 	return nil
 }
 
-// counterLen is the length of the file of a counter: that of the largest value, and a newline.
-const counterLen = 20 + 1
+// counterText is what the file of a counter has, as in the kernel.
+func counterText(v uint64) string { return strconv.FormatUint(v, 10) + "\n" }
 
-// counterText is what the file of a counter has: the line of the kernel, and empty lines up to counterLen. The length
-// is constant because a read of a file that grows meanwhile is of two parts, and may return the start of one value and
-// the end of another. Programs that read a number skip space behind it. The kernel copies the first 16 octets at once
-// on the processors that were tried, which covers values of up to 15 digits. A longer value may be read with last
-// digits that are older than the others.
-func counterText(v uint64) []byte {
-	b := strconv.AppendUint(make([]byte, 0, counterLen), v, 10)
-	for len(b) < counterLen {
-		b = append(b, '\n')
-	}
-	return b
-}
-
-// overwrite writes a value over that of a file.
-func overwrite(name string, v uint64) error {
+// overwrite writes a value over that of a file with one call, which does not change the length of the file: empty lines
+// follow a shorter value. If the value is longer than the file, overwrite only makes the file as long, by empty lines,
+// and returns false. Programs that read a number skip space behind it.
+//
+// The reason: a read of a file that grows meanwhile is of two parts, and may return the start of one value and the end
+// of another. The first 16 octets of a file that does not grow are copied at once on the processors that were tried,
+// which covers values of up to 15 digits. A longer value may be read with last digits that are older than the others.
+func overwrite(name string, v uint64) (done bool, err error) {
 	f, err := os.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {
-		return err
+		return false, err
 	}
-	_, err = f.WriteAt(counterText(v), 0)
-	return errors.Join(err, f.Close())
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	text := counterText(v)
+	switch space := st.Size() - int64(len(text)); {
+	case space < 0:
+		_, err = f.WriteAt([]byte(strings.Repeat("\n", int(-space))), st.Size())
+		return false, err
+	case space > 0:
+		text += strings.Repeat("\n", int(space))
+	}
+	_, err = f.WriteAt([]byte(text), 0)
+	return err == nil, err
 }
 
 // counters writes the counters of a port, or adopts the files of the tree that this one replaces: UpdateCounters
-// reaches programs that have such a file open in either tree.
+// reaches programs that have such a file open in either tree. An adopted file keeps its value.
 func (w *writer) counters(port string, c *PortCounters) {
 	if len(c.Common)+len(c.Hardware) == 0 {
 		return
@@ -118,9 +131,8 @@ func (w *writer) counter(name string, v uint64) {
 	err := unix.Link(filepath.Join(w.old, name), at)
 	switch {
 	case err == nil:
-		w.err = overwrite(at, v)
 	case errors.Is(err, fs.ErrNotExist):
-		w.err = os.WriteFile(at, counterText(v), 0o644)
+		w.err = os.WriteFile(at, []byte(counterText(v)), 0o644)
 	default:
 		w.err = fmt.Errorf("link %s: %w", name, err)
 	}
