@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -143,9 +144,18 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	}
 	c.ChoosePort()
 	log := slog.New(slog.NewTextHandler(a.env.Err, &slog.HandlerOptions{Level: level}))
+	notify := func(states ...string) {
+		if err := a.notify(states...); err != nil {
+			log.Warn(err.Error())
+		}
+	}
+	ending := sync.OnceFunc(func() { notify("STOPPING=1") })
+	defer context.AfterFunc(ctx, ending)()
 	err = a.env.Node(ctx, c, func() {
 		fmt.Fprintf(a.env.Out, "weft: ready: device %s in %s, pid %d\n", c.Device, c.Dir, os.Getpid())
+		notify("READY=1", fmt.Sprintf("STATUS=device %s in %s", c.Device, c.Dir))
 	}, log)
+	ending()
 	var locked *rundir.LockedError
 	var place *rundir.PlaceError
 	var known *api.Error
@@ -205,7 +215,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 	cmd := exec.Command(exe, "up", "--dir="+c.Dir)
 	cmd.Args[0] = "weft"
 	cmd.Args = append(cmd.Args, upArguments(flags)...)
-	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir"), reportFD) // a node must not run on a node
+	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir"), reportFD, notifySocket) // a node must not run on a node
 	cmd.Env = append(cmd.Env, reportFD+"=3")
 	cmd.ExtraFiles = []*os.File{reasonW} // descriptor 3
 	cmd.Stdout, cmd.Stderr = logFile, logFile
