@@ -77,6 +77,7 @@ help:
 	@echo "make            bin/weft, with the libraries that programs load in it"
 	@echo "make install    install it with man pages and completions: PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make uninstall  remove what make install installed"
+	@echo "make deb rpm    packages for Debian and for distributions with rpm, in build/"
 	@echo "make demo       programs on nodes, with real traffic and measured rows"
 	@echo "make test       all tests, as CI runs them: check, unit, sim, fuzz, e2e, interop"
 	@echo "make quick      in minutes, for a laptop: without root, QEMU and the race detector"
@@ -212,3 +213,7 @@ deps-build deps-demo deps-test deps-bench: deps-%:
 
 clean:
 	rm -rf bin build $(LIB)/*.so*
+
+# Packages: make deb rpm.
+
+include packaging/package.mk
