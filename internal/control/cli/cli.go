@@ -153,7 +153,7 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
 	root.AddCommand(upCommand(a), tokenCommand(a), joinCommand(a), leaveCommand(a), memberCommand(a),
-		downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
+		downCommand(a), waitCommand(a), runCommand(a), envCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), checkCommand(a), doctorCommand(a),
 		storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), exportCommand(a), diffCommand(a),
