@@ -41,7 +41,7 @@ SHIM_CFLAGS := -ffile-prefix-map=$(CURDIR)=. -std=gnu11 -fPIC -fvisibility=hidde
 
 LIB := internal/host/shimlib/lib
 
-build: deps-build $(LIB)/libweft-verbs.so $(LIB)/libibverbs.so.1
+build: deps-build $(LIB)/libweft-verbs.so $(LIB)/libibverbs.so.1 $(LIB)/serves
 	$(GOBUILD) -o bin/weft ./cmd/weft
 
 # weft has the libraries in it, without what only debuggers read. bin/ keeps them whole, for tests and debuggers.
@@ -50,6 +50,9 @@ $(LIB)/libweft-verbs.so: bin/libweft-verbs.so
 
 $(LIB)/libibverbs.so.1: bin/weft-verbs/libibverbs.so.1
 	$(STRIP) --strip-unneeded -o $@ $<
+
+$(LIB)/serves: bin/libweft-verbs.so shim/replacement/symbols
+	echo "glibc $$(shim/check-glibc.sh --needs $<) and later, rdma-core $$(sed -n 's/^# rdma-core: //p' $(lastword $^))" >$@
 
 bin/libweft-verbs.so: $(SHIM_SRC) Makefile scripts/sysroot
 	@mkdir -p bin
@@ -212,7 +215,7 @@ deps-build deps-demo deps-test deps-bench: deps-%:
 	@scripts/deps $*
 
 clean:
-	rm -rf bin build $(LIB)/*.so*
+	rm -rf bin build $(LIB)/*.so* $(LIB)/serves
 
 # Packages: make deb rpm.
 

@@ -5,8 +5,11 @@
 # that was built with SYSROOT=/ is for the machine's glibc: the version is printed.
 #
 # usage: check-glibc.sh LIBRARY
+#        check-glibc.sh --needs LIBRARY    prints the oldest glibc that it needs
 set -eu
 
+needs=
+[ "$1" != --needs ] || { needs=yes; shift; }
 lib=$1
 oldest=2.28
 
@@ -22,6 +25,7 @@ done
 imports=$(nm -D --undefined-only --with-symbol-versions "$lib" |
 	sed -n 's/^ *[UwV] \(.*\)@GLIBC_\(2[0-9.]*\)$/\2 \1/p' | sort -V)
 newest=$(echo "$imports" | tail -1)
+[ -z "$needs" ] || { echo "${newest%% *}"; exit; }
 if [ "$(printf '%s\n%s\n' "${newest%% *}" $oldest | sort -V | tail -1)" = $oldest ]; then
 	echo "check glibc: $lib needs glibc ${newest%% *}, and $oldest is allowed"
 elif [ "${SYSROOT:-}" = / ]; then

@@ -157,7 +157,7 @@ func (a *app) root() *cobra.Command {
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), checkCommand(a), doctorCommand(a),
 		storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), exportCommand(a), diffCommand(a),
-		applyCommand(a), historyCommand(a), versionCommand(a), docsCommand(a, documented),
+		applyCommand(a), historyCommand(a), versionCommand(a), uninstallCommand(a), docsCommand(a, documented),
 		stageCommand())
 	root.InitDefaultHelpCmd()
 	helpErrors(root)

@@ -4,8 +4,6 @@ package cli
 
 import (
 	"fmt"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -262,43 +260,4 @@ func nonZero(list []api.Counter, all bool) []api.Counter {
 		}
 	}
 	return some
-}
-
-// Build describes this program.
-type Build struct {
-	Version  string `json:"version"`
-	Revision string `json:"revision"`
-	Modified bool   `json:"modified"`
-	Go       string `json:"go"`
-	Platform string `json:"platform"`
-}
-
-// ThisBuild returns what the linker recorded of this program.
-func ThisBuild() Build {
-	b := Build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		b.Version = info.Main.Version
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				b.Revision = s.Value
-			case "vcs.modified":
-				b.Modified = s.Value == "true"
-			}
-		}
-	}
-	return b
-}
-
-func (b Build) String() string { return fmt.Sprintf("weft %s, %s, %s", b.Version, b.Go, b.Platform) }
-
-func versionCommand(a *app) *cobra.Command {
-	return a.show(&cobra.Command{
-		Use:   "version",
-		Short: "show the version of this program",
-		Args:  cobra.NoArgs,
-	}, func(_ *cobra.Command, _ []string, print printer) error {
-		b := ThisBuild()
-		return print(b, func(w *screen) { fmt.Fprintln(w, b) })
-	})
 }
