@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -34,13 +35,14 @@ type Program struct {
 // namespace has only the user of the program.
 var ErrNodeUser = errors.New("the node runs as another user")
 
-// refusedError is the cause of each error of Exec that Refusal explains.
+// refusedError is an error of Exec before it executes the program.
 type refusedError struct{ err error }
 
-func (e *refusedError) Error() string { return "make a namespace: " + e.err.Error() }
+func (e *refusedError) Error() string { return e.err.Error() }
 func (e *refusedError) Unwrap() error { return e.err }
 
-// Refused reports whether err, of Exec, is that the kernel makes no namespace for this process.
+// Refused reports whether err, of Exec, is that no namespace with Overlay could be made, which Refusal explains. Other
+// errors but ErrNodeUser are of the program.
 func Refused(err error) bool {
 	var r *refusedError
 	return errors.As(err, &r)
@@ -56,19 +58,37 @@ func Exec(p *Program) error {
 	runtime.LockOSThread() // the namespace is one of this thread, which execve leaves as the only one
 	defer runtime.UnlockOSThread()
 	err := unix.Unshare(unix.CLONE_NEWNS)
-	if err == nil {
-		if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("separate the mounts of this process: %w", err)
+	if errors.Is(err, unix.EPERM) {
+		if p.NodeUID != os.Geteuid() {
+			return ErrNodeUser
 		}
-		if err := Overlay(p.Tree); err != nil {
-			return err
+		image, err := p.prepare()
+		if err != nil {
+			return &refusedError{err}
 		}
-		return syscall.Exec(p.Path, p.Args, p.Env)
+		return syscall.Exec(image, p.Args, p.Env)
 	}
-	if !errors.Is(err, unix.EPERM) {
+	if err != nil {
+		return &refusedError{fmt.Errorf("make a mount namespace: %w", err)}
+	}
+	if err := separate(); err != nil {
+		return &refusedError{fmt.Errorf("separate the mounts of the program: %w", err)}
+	}
+	if err := Overlay(p.Tree); err != nil {
 		return &refusedError{err}
 	}
-	return p.execAsUser()
+	return syscall.Exec(p.Path, p.Args, p.Env)
+}
+
+// separate keeps what is mounted below /sys in this namespace. Below chroot the root directory is no mount.
+func separate() (err error) {
+	for _, at := range []string{"/", "/sys"} {
+		err = unix.Mount("", at, "", unix.MS_SLAVE|unix.MS_REC, "")
+		if !errors.Is(err, unix.EINVAL) {
+			break
+		}
+	}
+	return err
 }
 
 // ready is what Stage prints once the namespaces are complete.
@@ -87,17 +107,16 @@ func Stage(in io.Reader, out io.Writer, tree string) error {
 	return err
 }
 
-// execAsUser is Exec in a user namespace.
-func (p *Program) execAsUser() error {
-	if p.NodeUID != os.Geteuid() {
-		return ErrNodeUser
-	}
+// prepare makes the namespaces of a user, and returns the path of an executable image that enters them and executes the
+// program.
+func (p *Program) prepare() (string, error) {
 	cwd, err := os.Getwd()
 	if err != nil {
-		return fmt.Errorf("find the current directory: %w", err)
+		return "", fmt.Errorf("find the current directory: %w", err)
 	}
-	if p.Path, err = absolute(cwd, p.Path); err != nil {
-		return err
+	path, err := filepath.Abs(p.Path)
+	if err != nil {
+		return "", err
 	}
 	cmd := exec.Command(p.Stage[0], p.Stage[1:]...)
 	cmd.Env = []string{}
@@ -109,70 +128,55 @@ func (p *Program) execAsUser() error {
 	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := cmd.Start(); err != nil {
-		var errno syscall.Errno
-		if errors.As(err, &errno) {
-			return &refusedError{errno}
-		}
-		return &refusedError{err}
+		return "", fmt.Errorf("make a user namespace: %w", err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line = strings.TrimSpace(line); line != ready {
 		in.Close()
 		err = errors.Join(err, cmd.Wait())
-		if line == "" {
-			return fmt.Errorf("prepare the namespaces: %w", err)
+		for _, errno := range []unix.Errno{unix.EPERM, unix.EACCES} {
+			if what, ok := strings.CutSuffix(line, ": "+errno.Error()); ok {
+				return "", fmt.Errorf("%s: %w", what, errno)
+			}
 		}
-		return &refusedError{errors.New(line)}
+		if line != "" {
+			return "", errors.New(line)
+		}
+		return "", fmt.Errorf("prepare the namespaces: %w", err)
 	}
-	user, err := p.namespace(cmd.Process.Pid, "user")
-	if err != nil {
-		return err
-	}
-	mnt, err := p.namespace(cmd.Process.Pid, "mnt")
-	if err != nil {
-		return err
+	var fds [2]int
+	for i, kind := range []string{"user", "mnt"} {
+		if fds[i], err = openNamespace(cmd.Process.Pid, kind); err != nil {
+			return "", err
+		}
 	}
 	in.Close() // the descriptors keep the namespaces
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("prepare the namespaces: %w", err)
+		return "", fmt.Errorf("prepare the namespaces: %w", err)
 	}
-	image, err := entry(user, mnt, cwd, p.Path)
+	image, err := entry(fds[0], fds[1], cwd, path)
 	if err != nil {
-		return err
+		return "", err
 	}
 	fd, err := executable(image)
 	if err != nil {
-		return err
+		return "", err
 	}
-	for _, n := range []int{user, mnt} { // the image closes them
-		if _, err := unix.FcntlInt(uintptr(n), unix.F_SETFD, 0); err != nil {
-			return err
-		}
-	}
-	return syscall.Exec("/proc/self/fd/"+strconv.Itoa(fd), p.Args, p.Env)
+	return "/proc/self/fd/" + strconv.Itoa(fd), nil
 }
 
-func absolute(cwd, path string) (string, error) {
-	if strings.HasPrefix(path, "/") {
-		return path, nil
-	}
-	if !strings.HasPrefix(cwd, "/") {
-		return "", fmt.Errorf("the current directory %q has no path", cwd)
-	}
-	return cwd + "/" + path, nil
-}
-
-// namespace opens a namespace of a process.
-func (p *Program) namespace(pid int, kind string) (int, error) {
+// openNamespace opens a namespace of a process. The descriptor stays open in what this process executes, which closes
+// it.
+func openNamespace(pid int, kind string) (int, error) {
 	name := fmt.Sprintf("/proc/%d/ns/%s", pid, kind)
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(name, unix.O_RDONLY, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", name, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,15 +26,22 @@ var classes = []string{"infiniband", "infiniband_verbs", "infiniband_mad"}
 
 const sysClass = "/sys/class"
 
+// view is the directory of classes and the tree that is shown in it.
+type view struct{ class, tree string }
+
 // Overlay puts a file system in memory over /sys/class, for the whole mount namespace: with every class of the kernel,
 // each at its place, and the classes of a node as links into its tree. Relative links of the kernel's classes lead where
 // they led. A class of the kernel's that appears later is not there; devices in the others are.
 //
 // If the kernel has devices in one of the classes, the directory has those, and those of the tree that exist now.
 func Overlay(tree string) error {
-	real, err := unix.Open(sysClass, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return (&view{sysClass, filepath.Join(tree, sysClass)}).overlay()
+}
+
+func (v *view) overlay() error {
+	real, err := unix.Open(v.class, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", sysClass, err)
+		return fmt.Errorf("open %s: %w", v.class, err)
 	}
 	defer unix.Close(real)
 	under := "/proc/self/fd/" + strconv.Itoa(real)
@@ -42,31 +50,31 @@ func Overlay(tree string) error {
 		return err
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	if err := unix.Mount("weft", sysClass, "tmpfs", flags, "mode=755"); err != nil {
-		return fmt.Errorf("mount a file system over %s: %w", sysClass, err)
+	if err := unix.Mount("weft", v.class, "tmpfs", flags, "mode=755"); err != nil {
+		return fmt.Errorf("mount a file system over %s: %w", v.class, err)
 	}
 	for _, e := range entries {
-		if err := show(under, sysClass, e, tree); err != nil {
+		if err := v.show(under, v.class, e); err != nil {
 			return err
 		}
 	}
 	for _, c := range classes {
-		err := os.Symlink(filepath.Join(tree, sysClass, c), filepath.Join(sysClass, c))
+		err := os.Symlink(filepath.Join(v.tree, c), filepath.Join(v.class, c))
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
 	// As the user cannot write to /sys, nor here.
-	if err := unix.Mount("", sysClass, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|flags, ""); err != nil {
-		return fmt.Errorf("make %s read-only: %w", sysClass, err)
+	if err := unix.Mount("", v.class, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|flags, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", v.class, err)
 	}
 	return nil
 }
 
 // show makes an entry of the directory under appear in the directory over.
-func show(under, over string, e fs.DirEntry, tree string) error {
+func (v *view) show(under, over string, e fs.DirEntry) error {
 	from, to := filepath.Join(under, e.Name()), filepath.Join(over, e.Name())
-	ours := over == sysClass && isClass(e.Name())
+	ours := over == v.class && slices.Contains(classes, e.Name())
 	switch {
 	case e.Type()&fs.ModeSymlink != 0:
 		if ours {
@@ -78,7 +86,7 @@ func show(under, over string, e fs.DirEntry, tree string) error {
 		}
 		return os.Symlink(target, to)
 	case ours:
-		return join(from, to, filepath.Join(tree, to), tree)
+		return v.join(from, to, filepath.Join(v.tree, e.Name()))
 	case e.IsDir():
 		if err := os.Mkdir(to, 0o755); err != nil {
 			return err
@@ -94,18 +102,9 @@ func show(under, over string, e fs.DirEntry, tree string) error {
 	return nil
 }
 
-func isClass(name string) bool {
-	for _, c := range classes {
-		if c == name {
-			return true
-		}
-	}
-	return false
-}
-
 // join makes the directory to, of what the kernel has in from and the tree has in own. It makes none if the kernel has
 // no device there.
-func join(from, to, own, tree string) error {
+func (v *view) join(from, to, own string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
@@ -121,7 +120,7 @@ func join(from, to, own, tree string) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := show(from, to, e, tree); err != nil {
+		if err := v.show(from, to, e); err != nil {
 			return err
 		}
 	}
@@ -138,24 +137,25 @@ func join(from, to, own, tree string) error {
 	return nil
 }
 
-// Refusal explains why the kernel did not make the namespaces, and how it would.
+// Refusal explains an error of Exec for which Refused is true, and how to avoid it.
 func Refusal(err error) (why, fix string) {
 	const again = "; then the same again"
+	full, denied := errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
 	switch {
-	case sysctl("kernel/unprivileged_userns_clone") == "0":
+	case denied && sysctl("kernel/unprivileged_userns_clone") == "0":
 		return "the kernel makes no user namespace for users (kernel.unprivileged_userns_clone is 0)",
 			"as root, sysctl -w kernel.unprivileged_userns_clone=1" + again
-	case sysctl("user/max_user_namespaces") == "0":
+	case full && sysctl("user/max_user_namespaces") == "0":
 		return "the kernel makes no user namespace (user.max_user_namespaces is 0)",
 			"as root, sysctl -w user.max_user_namespaces=10000" + again
-	case sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+	case denied && sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
 		return "AppArmor forbids user namespaces (kernel.apparmor_restrict_unprivileged_userns is 1)",
 			"as root, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" + again
-	case errors.Is(err, unix.ENOSPC):
-		return "the kernel makes no further user namespace (user.max_user_namespaces)",
+	case full:
+		return "the kernel makes no further namespace (user.max_user_namespaces, user.max_mnt_namespaces)",
 			"as root, sysctl -w user.max_user_namespaces=10000" + again
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Sprintf("this process may make no namespace (%v), as in a container or below chroot", err),
+	case denied:
+		return fmt.Sprintf("%v, as in a container or below chroot", err),
 			"weft run -- PROGRAM, without --mount; or give the container the capability SYS_ADMIN"
 	}
 	return err.Error(), "weft run -- PROGRAM, without --mount"
