@@ -223,6 +223,8 @@ static const uint16_t answer_at[] = {
 	[WEFT_CM_BIND] = NO_ADDRESS,
 	[WEFT_CM_RESOLVE_ADDR] = NO_ADDRESS,
 	[WEFT_CM_JOIN_MCAST] = 0,
+	[WEFT_CM_RESOLVE_IB_SERVICE] = NO_ADDRESS,
+	[WEFT_CM_WRITE_EVENT] = NO_ADDRESS,
 };
 #define COMMANDS (sizeof(answer_at) / sizeof(answer_at[0]))
 

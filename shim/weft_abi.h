@@ -370,6 +370,8 @@
 #define WEFT_CM_BIND 20
 #define WEFT_CM_RESOLVE_ADDR 21
 #define WEFT_CM_JOIN_MCAST 22
+#define WEFT_CM_RESOLVE_IB_SERVICE 23
+#define WEFT_CM_WRITE_EVENT 24
 
 /* an additional command that only carries flags */
 #define WEFT_CM_RESUME 256

@@ -404,29 +404,31 @@ const (
 
 // Commands of the rdma_cm device, ABI version 4.
 const (
-	CMCreateID     = 0
-	CMDestroyID    = 1
-	CMBindIP       = 2
-	CMResolveIP    = 3
-	CMResolveRoute = 4
-	CMQueryRoute   = 5
-	CMConnect      = 6
-	CMListen       = 7
-	CMAccept       = 8
-	CMReject       = 9
-	CMDisconnect   = 10
-	CMInitQPAttr   = 11
-	CMGetEvent     = 12
-	CMGetOption    = 13
-	CMSetOption    = 14
-	CMNotify       = 15
-	CMJoinIPMcast  = 16
-	CMLeaveMcast   = 17
-	CMMigrateID    = 18
-	CMQuery        = 19
-	CMBind         = 20
-	CMResolveAddr  = 21
-	CMJoinMcast    = 22
+	CMCreateID         = 0
+	CMDestroyID        = 1
+	CMBindIP           = 2
+	CMResolveIP        = 3
+	CMResolveRoute     = 4
+	CMQueryRoute       = 5
+	CMConnect          = 6
+	CMListen           = 7
+	CMAccept           = 8
+	CMReject           = 9
+	CMDisconnect       = 10
+	CMInitQPAttr       = 11
+	CMGetEvent         = 12
+	CMGetOption        = 13
+	CMSetOption        = 14
+	CMNotify           = 15
+	CMJoinIPMcast      = 16
+	CMLeaveMcast       = 17
+	CMMigrateID        = 18
+	CMQuery            = 19
+	CMBind             = 20
+	CMResolveAddr      = 21
+	CMJoinMcast        = 22
+	CMResolveIBService = 23
+	CMWriteEvent       = 24
 )
 
 // An additional command that only carries flags.

@@ -134,6 +134,11 @@ func (f *File) Command(now mono.Time, command uint32, body, option []byte, from 
 	case abi.CMLeaveMcast:
 		r.skip(8)
 		return f.leave(r.u32(), b)
+	case abi.CMWriteEvent:
+		n := r.u32()
+		r.skip(4)
+		kind, status, arg := eventKind(r.u32()), int32(r.u32()), r.u64()
+		return b, f.with(n, OK, func(i *id) Errno { return i.writeEvent(kind, status, arg) })
 	case abi.CMMigrateID:
 		r.skip(8)
 		return f.migrate(r.u32(), from, b)

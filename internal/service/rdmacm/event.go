@@ -29,6 +29,10 @@ const (
 	evMulticastError
 	evAddrChange
 	evTimewaitExit
+	evAddrInfoResolved // librdmacm makes these two of evInternal
+	evAddrInfoError
+	evUser // what programs write, and librdmacm for itself
+	evInternal
 )
 
 // event waits to be read.
@@ -39,6 +43,7 @@ type event struct {
 	status int32
 	conn   connParam
 	ud     *udParam // instead of conn
+	arg    *uint64  // instead of conn, of an event that the program wrote
 	// Of evConnectRequest: its new identifier, and the parameters of the request. It has no number
 	// before it is read.
 	child *id
@@ -49,7 +54,7 @@ func (i *id) queue(e *event) {
 	h := i.hub
 	e.id = i
 	if e.child == nil {
-		if i.waiting >= maxEvents+2*len(i.groups) {
+		if i.full() {
 			h.Stats.DropEvents++
 			return
 		}
@@ -58,6 +63,21 @@ func (i *id) queue(e *event) {
 	i.file.events = append(i.file.events, e)
 	i.file.notify()
 }
+
+// writeEvent queues an event of the program itself, as rdma_write_cm_event and rdma_resolve_addrinfo do.
+func (i *id) writeEvent(kind eventKind, status int32, arg uint64) Errno {
+	switch {
+	case kind != evUser && kind != evInternal:
+		return EINVAL
+	case i.full():
+		return ENOMEM
+	}
+	i.queue(&event{kind: kind, status: status, arg: &arg})
+	return OK
+}
+
+// full reports whether the identifier has as many events that were not read as it may have.
+func (i *id) full() bool { return i.waiting >= maxEvents+2*len(i.groups) }
 
 // status returns an error as events have it.
 func status(e Errno) int32 { return -int32(e) }
@@ -105,9 +125,13 @@ func (f *File) event(room int, b []byte) ([]byte, Errno) {
 	b = le.AppendUint32(b, n)
 	b = le.AppendUint32(b, uint32(e.kind))
 	b = le.AppendUint32(b, uint32(e.status))
-	if e.ud != nil {
+	switch {
+	case e.arg != nil:
+		b = le.AppendUint64(b, *e.arg)
+		b = append(b, make([]byte, udLen-8)...)
+	case e.ud != nil:
 		b = e.ud.append(b)
-	} else {
+	default:
 		b = e.conn.append(b)
 		b = append(b, make([]byte, udLen-connLen)...)
 	}

@@ -112,6 +112,8 @@ func FuzzCommand(f *testing.F) {
 				p.try(c, private, n, uint32(0))
 			case abi.CMAccept:
 				p.try(c, uint64(take()), private, n, uint32(0))
+			case abi.CMWriteEvent | 0x20:
+				p.try(abi.CMWriteEvent, n, uint32(0), uint32(take()%21), uint32(0), make([]byte, 304))
 			case abi.CMJoinIPMcast:
 				p.try(c, uint64(0), uint64(7), sockaddr(addrs[6], 0), n)
 			case abi.CMSetOption:
@@ -132,7 +134,7 @@ func FuzzCommand(f *testing.F) {
 				*p = program{b: b}
 				p.f = b.hub.Open(Owner{UID: int(what >> 7), Own: what>>7 == 0}, p)
 			case 26:
-				p.f.Command(b.now, uint32(take()%24), bytes.Repeat([]byte{take()}, int(take())+64), nil, other.f, 512,
+				p.f.Command(b.now, uint32(take()%26), bytes.Repeat([]byte{take()}, int(take())+64), nil, other.f, 512,
 					nil)
 			case abi.CMDestroyID, abi.CMLeaveMcast, abi.CMQueryRoute, abi.CMInitQPAttr, abi.CMQuery:
 				p.try(c, uint64(0), n, uint32(take()%4))

@@ -769,3 +769,27 @@ func TestQuery(t *testing.T) {
 	p.f.Close(b.now)
 	b.empty()
 }
+
+// A program writes events into the channel of an identifier, as librdmacm does in rdma_resolve_addrinfo.
+func TestWriteEvent(t *testing.T) {
+	b := newBench(t)
+	p := b.program()
+	n, uid := p.create(cm.SpaceTCP)
+	write := func(n uint32, kind eventKind) []any {
+		return []any{n, uint32(0), uint32(kind), uint32(7), uint64(0x1122334455667788), make([]byte, 296)}
+	}
+	p.refused(EINVAL, abi.CMWriteEvent, write(n, evEstablished)...)
+	p.refused(ENOENT, abi.CMWriteEvent, write(n+1, evUser)...)
+	for _, kind := range []eventKind{evUser, evInternal} {
+		p.must(abi.CMWriteEvent, write(n, kind)...)
+		if e := p.want(uid, kind, 7); e.id != n || le.Uint64(e.param) != 0x1122334455667788 {
+			t.Errorf("%+v", e)
+		}
+	}
+	for range maxEvents {
+		p.must(abi.CMWriteEvent, write(n, evUser)...)
+	}
+	p.refused(ENOMEM, abi.CMWriteEvent, write(n, evUser)...)
+	p.destroy(n)
+	b.empty()
+}

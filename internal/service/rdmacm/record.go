@@ -22,7 +22,7 @@ var (
 // MaxBody and MaxOption bound what follows a command's header: the longest that
 // mean anything, and the option of a SET_OPTION.
 const (
-	MaxBody   = 296
+	MaxBody   = 320
 	MaxOption = 6 * pathDataLen
 )
 
@@ -58,6 +58,7 @@ var layouts = [...]layout{
 	abi.CMBind:         {136, 136, 0},
 	abi.CMResolveAddr:  {272, 272, 0},
 	abi.CMJoinMcast:    {152, 152, 4},
+	abi.CMWriteEvent:   {320, 320, 0},
 }
 
 // fields reads a body that is at full length, as a command's layout has it.

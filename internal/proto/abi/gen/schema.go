@@ -733,7 +733,9 @@ var constants = []constGroup{
 		{"CM_JOIN_IP_MCAST", "CMJoinIPMcast", 16}, {"CM_LEAVE_MCAST", "CMLeaveMcast", 17}, {"CM_MIGRATE_ID",
 			"CMMigrateID", 18},
 		{"CM_QUERY", "CMQuery", 19}, {"CM_BIND", "CMBind", 20}, {"CM_RESOLVE_ADDR", "CMResolveAddr", 21},
-		{"CM_JOIN_MCAST", "CMJoinMcast", 22}}},
+		{"CM_JOIN_MCAST", "CMJoinMcast", 22}, {"CM_RESOLVE_IB_SERVICE", "CMResolveIBService",
+			23},
+		{"CM_WRITE_EVENT", "CMWriteEvent", 24}}},
 	{"an additional command that only carries flags", "", []constant{{"CM_RESUME", "CMResume", 0x100}}},
 	{"asynchronous events", "", []constant{
 		{"EVENT_CQ_ERR", "", 1}, {"EVENT_QP_FATAL", "", 2}, {"EVENT_QP_REQ_ERR", "", 3},
