@@ -62,19 +62,19 @@ func TestPyverbs(t *testing.T) {
 				"--gid", strconv.Itoa(gid), "-v", "tests."+m.name)
 			c.Env = []string{"PYTHONFAULTHANDLER=1"}
 			out, err := lab.Run(c, 5*time.Minute)
-			results := pyverbsResults(out)
+			results := lab.UnittestResults(out)
 			var bad []string
 			n := map[string]int{}
 			for test, r := range results {
-				n[r.verdict]++
+				n[r.Verdict]++
 				why, listed := expected[test]
 				switch {
-				case r.verdict == "ok" && listed:
+				case r.Verdict == "ok" && listed:
 					bad = append(bad, fmt.Sprintf("%s passes: it must not stand in pyverbs.txt (%s)", test, why))
-				case r.verdict == "skipped" && !listed:
-					bad = append(bad, fmt.Sprintf("%s is skipped: %s", test, r.why))
-				case r.verdict != "ok" && r.verdict != "skipped":
-					bad = append(bad, fmt.Sprintf("%s: %s", test, r.verdict))
+				case r.Verdict == "skipped" && !listed:
+					bad = append(bad, fmt.Sprintf("%s is skipped: %s", test, r.Why))
+				case r.Verdict != "ok" && r.Verdict != "skipped":
+					bad = append(bad, fmt.Sprintf("%s: %s", test, r.Verdict))
 				}
 			}
 			for test := range expected {
@@ -217,42 +217,4 @@ func hugePages(t *testing.T, n int) bool {
 		}
 	})
 	return have() >= n
-}
-
-// pyverbsResult is the report of unittest on a test.
-type pyverbsResult struct{ verdict, why string }
-
-var (
-	pyverbsBegin = regexp.MustCompile(`^(test_\w+) \((tests\.[\w.]+)\)`)
-	pyverbsEnd   = regexp.MustCompile(`(ok|ERROR|FAIL|expected failure|unexpected success|skipped (['"].*['"]))$`)
-)
-
-// pyverbsResults reads the output of unittest -v: a line with the name begins a
-// test, one that ends with a verdict ends it, and between the two there may be a
-// description and whatever the test prints.
-func pyverbsResults(out string) map[string]pyverbsResult {
-	results := map[string]pyverbsResult{}
-	current := ""
-	for line := range strings.Lines(out) {
-		line = strings.TrimRight(line, "\r\n")
-		if strings.HasPrefix(line, "======") {
-			break // what follows are descriptions of errors
-		}
-		if m := pyverbsBegin.FindStringSubmatch(line); m != nil {
-			current = m[2]
-			if !strings.HasSuffix(current, "."+m[1]) {
-				current += "." + m[1] // Python before 3.11
-			}
-			results[current] = pyverbsResult{verdict: "no verdict"}
-		}
-		if m := pyverbsEnd.FindStringSubmatch(line); m != nil && current != "" {
-			r := pyverbsResult{verdict: m[1]}
-			if m[2] != "" {
-				r = pyverbsResult{"skipped", m[2]}
-			}
-			results[current] = r
-			current = ""
-		}
-	}
-	return results
 }

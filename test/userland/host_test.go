@@ -21,6 +21,7 @@ const limit = time.Minute
 
 // home is the directory of the user in a host, and weft there the only file of Weft.
 const (
+	path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 	home = "/home/user"
 	weft = home + "/weft"
 )
@@ -85,7 +86,7 @@ func (u *userland) start(t testing.TB) *host {
 // command returns a command in the host. Its user has no capability and can get none. The only environment is env.
 func (h *host) command(env []string, args ...string) lab.Cmd {
 	id := strconv.Itoa(lab.Nobody)
-	v := append([]string{"env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + home}, env...)
+	v := append([]string{"env", "-i", "PATH=" + path, "HOME=" + home}, env...)
 	v = append(v, "nsenter", "--target="+strconv.Itoa(h.pid), "--net", "--ipc", "--uts", "--mount", "--pid", "chroot",
 		h.dir, "setpriv", "--reuid="+id, "--regid="+id, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
 		"--no-new-privs", "--")

@@ -16,6 +16,20 @@ import (
 	"weft/test/lab"
 )
 
+// openWired makes a host with installed packages, a network card and the file weft.
+func openWired(t *testing.T, suite string, packages ...string) *host {
+	t.Helper()
+	lab.NeedNetNS(t)
+	u := unpack(t, suite, installed, append(packages, base...)...)
+	u.need(t, base...)
+	h := u.start(t)
+	h.wire(t)
+	if err := h.install(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
 // wire gives a host a network card, before its node starts: some programs do not use the loopback interface. The card
 // is one end of a cable; the other end has no address.
 func (h *host) wire(t *testing.T) {
@@ -25,8 +39,16 @@ echo 1 >/proc/sys/net/ipv6/conf/eth1/disable_ipv6
 ip addr add "$1/24" dev eth0
 ip link set eth1 up
 ip link set eth0 up`
-	if out, err := lab.Run(lab.Cmd{Args: []string{"nsenter", "--target=" + strconv.Itoa(h.pid), "--net", "sh", "-ec",
-		script, "sh", wired}}, limit); err != nil {
+	h.inNetwork(t, script)
+}
+
+// inNetwork runs a script of the shell as root in the network namespace of the host. Its first argument is the address
+// of a wired host.
+func (h *host) inNetwork(t *testing.T, script string) {
+	t.Helper()
+	enter := lab.Cmd{Args: []string{"nsenter", "--target=" + strconv.Itoa(h.pid), "--net", "sh", "-ec", script, "sh",
+		wired}}
+	if out, err := lab.Run(enter, limit); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -55,7 +77,7 @@ func (h *host) put(t *testing.T, name string, b []byte) {
 var middleware = []string{"ucx-utils", "libfabric-bin", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev"}
 
 // ucxResult is the last line of ucx_perftest: iterations, times and rates.
-var ucxResult = regexp.MustCompile(`(?m)^\s*\d+(\s+[0-9.]+){7}\s*$`)
+var ucxResult = regexp.MustCompile(`(?m)^(Final:)?\s*\d+(\s+[0-9.]+){7}\s*$`)
 
 // TestMiddleware: UCX, libfabric and OpenMPI of each release.
 func TestMiddleware(t *testing.T) {
@@ -63,14 +85,8 @@ func TestMiddleware(t *testing.T) {
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
-			lab.NeedNetNS(t)
-			u := unpack(t, suite, installed, append(middleware, base...)...)
-			u.need(t, base...)
-			h := u.start(t)
-			h.wire(t)
-			if err := h.install(); err != nil {
-				t.Fatal(err)
-			}
+			h := openWired(t, suite, middleware...)
+			u := h.userland
 			gid := h.gid(t, wired)
 			alone := h.withoutMPI(t)
 			for _, tls := range []string{"rc_v", "ud_v"} {
