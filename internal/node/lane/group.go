@@ -188,8 +188,11 @@ func (g *Group) Quiesce() {
 func (g *Group) Counters() (sum []hca.FunctionCounters, err error) {
 	for _, l := range g.lanes {
 		var list []hca.FunctionCounters
-		if err := l.Query(func() { list = l.HCA.AppendCounters(nil) }); err != nil {
-			return nil, err
+		var sweep hca.Sweep
+		for done := false; !done; {
+			if err := l.Query(func() { list, done = l.HCA.AppendCounters(&sweep, nil) }); err != nil {
+				return nil, err
+			}
 		}
 		if more := len(list) - len(sum); more > 0 {
 			sum = append(sum, make([]hca.FunctionCounters, more)...)

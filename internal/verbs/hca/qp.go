@@ -55,7 +55,8 @@ type QP struct {
 	num  ib.QPN
 	pd   *pd
 	t    *transport.QP
-	ahv  AHAttr // the address vector as it was stated
+	kept QPCounters // what the tally of the lane has of its counters
+	ahv  AHAttr     // the address vector as it was stated
 	// groups are the multicast groups the queue pair is attached to.
 	groups []group
 	cfg    QPConfig
