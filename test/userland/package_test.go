@@ -153,7 +153,7 @@ func TestPackageUser(t *testing.T) {
 	}
 	const verify = `dpkg -i /tmp/packages/1/weft_*.deb
 systemd-analyze verify --man=no /usr/lib/systemd/system/weft.service
-systemd-analyze verify --man=no --user /usr/lib/systemd/user/weft.service
+XDG_RUNTIME_DIR=/run systemd-analyze verify --man=no --user /usr/lib/systemd/user/weft.service
 echo verified`
 	if out := u.runMachine(t, verify, old); !strings.Contains(out, "verified") {
 		t.Error(out)
