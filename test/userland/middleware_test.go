@@ -90,7 +90,7 @@ func TestMiddleware(t *testing.T) {
 			gid := h.gid(t, wired)
 			alone := h.withoutMPI(t)
 			for _, tls := range []string{"rc_v", "ud_v"} {
-				for _, test := range []string{"tag_bw", "tag_lat", "ucp_put_lat", "ucp_get", "ucp_am_bw"} {
+				for _, test := range []string{"tag_bw", "tag_lat", "ucp_put_lat", "ucp_get", "stream_bw"} {
 					t.Run("UCX "+tls+" "+test, func(t *testing.T) {
 						u.need(t, "ucx-utils")
 						h.needVerbsOfUCX(t)
