@@ -361,3 +361,24 @@ func TestCMOtherUser(t *testing.T) {
 	}
 	w.clean(t)
 }
+
+// TestStaticLibrdmacm: a program that has librdmacm in itself speaks to the kernel's device of the connection manager,
+// which is the node's.
+func TestStaticLibrdmacm(t *testing.T) {
+	t.Parallel()
+	program := lab.Bin("staticcm")
+	// What librdmacm shares with libibverbs is in the static library of that alone; all else comes from the shared one.
+	if err := lab.BuildC(program, "test/e2e/staticcm/*.c", "-Wl,-Bstatic", "-lrdmacm", "-Wl,-Bdynamic", "-libverbs",
+		"-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-3", "-lnl-route-3"); err != nil {
+		t.Fatal(err)
+	}
+	b := openTestbed(t, 9000, true, lab.Nobody)
+	for name, flags := range map[string][]string{"preload": nil, "replace": {"--replace"}} {
+		t.Run(name, func(t *testing.T) {
+			out, err := lab.Run(b.Server.Program(append(flags, "--", program, b.Server.NetNS.V4)...), 30*time.Second)
+			if err != nil || !strings.Contains(out, "staticcm: ok") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
