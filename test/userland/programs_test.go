@@ -97,6 +97,7 @@ func TestUserlands(t *testing.T) {
 					t.Error(err)
 				}
 			})
+			t.Run("--replace, libraries of rdma-core", func(t *testing.T) { h.binds(t) })
 			t.Run("rping", func(t *testing.T) {
 				u.need(t, "rdmacm-utils")
 				h.rping(t)
