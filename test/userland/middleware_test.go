@@ -73,8 +73,8 @@ func (h *host) put(t *testing.T, name string, b []byte) {
 	}
 }
 
-// middleware are the packages of TestMiddleware.
-var middleware = []string{"ucx-utils", "libfabric-bin", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev"}
+// mpiPackages are what OpenMPI and a program of it need.
+var mpiPackages = []string{"openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev"}
 
 // ucxResult is the last line of ucx_perftest: iterations, times and rates.
 var ucxResult = regexp.MustCompile(`(?m)^(Final:)?\s*\d+(\s+[0-9.]+){7}\s*$`)
@@ -85,20 +85,27 @@ func TestMiddleware(t *testing.T) {
 	for _, suite := range suites {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
-			h := openWired(t, suite, middleware...)
+			h := openWired(t, suite, append(mpiPackages, "ucx-utils", "libfabric-bin")...)
 			u := h.userland
 			gid := h.gid(t, wired)
-			alone := h.withoutMPI(t)
-			for _, tls := range []string{"rc_v", "ud_v"} {
-				for _, test := range []string{"tag_bw", "tag_lat", "ucp_put_lat", "ucp_get", "stream_bw"} {
-					t.Run("UCX "+tls+" "+test, func(t *testing.T) {
-						u.need(t, "ucx-utils")
-						h.needVerbsOfUCX(t)
-						h.ucx(t, test, alone, "UCX_TLS=self,"+tls, "UCX_NET_DEVICES=weft0:1",
-							"UCX_IB_GID_INDEX="+gid)
-					})
+			t.Run("UCX", func(t *testing.T) {
+				u.need(t, "ucx-utils")
+				h.needVerbsOfUCX(t)
+				alone := h.withoutMPI(t)
+				for _, tls := range []string{"rc_v", "ud_v"} {
+					for _, test := range []string{"tag_bw", "tag_lat", "ucp_put_lat", "ucp_get", "stream_bw"} {
+						t.Run(tls+" "+test, func(t *testing.T) {
+							h.ucx(t, test, alone, "UCX_TLS=self,"+tls, "UCX_NET_DEVICES=weft0:1",
+								"UCX_IB_GID_INDEX="+gid)
+						})
+					}
 				}
-			}
+				t.Run("OpenMPI", func(t *testing.T) {
+					u.need(t, mpiPackages...)
+					h.mpi(t, "--mca pml ucx --mca osc ucx -x UCX_TLS=self,rc_v -x UCX_NET_DEVICES=weft0:1 "+
+						"-x UCX_IB_GID_INDEX="+gid)
+				})
+			})
 			for _, provider := range []string{"-p verbs -e msg", "-p verbs;ofi_rxm -e rdm"} {
 				t.Run("libfabric "+provider, func(t *testing.T) {
 					u.need(t, "libfabric-bin")
@@ -112,14 +119,8 @@ func TestMiddleware(t *testing.T) {
 					}
 				})
 			}
-			t.Run("OpenMPI over UCX", func(t *testing.T) {
-				u.need(t, "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
-				h.needVerbsOfUCX(t)
-				h.mpi(t, "--mca pml ucx --mca osc ucx -x UCX_TLS=self,rc_v -x UCX_NET_DEVICES=weft0:1 "+
-					"-x UCX_IB_GID_INDEX="+gid)
-			})
 			t.Run("OpenMPI over libfabric", func(t *testing.T) {
-				u.need(t, "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+				u.need(t, mpiPackages...)
 				h.mpi(t, "--mca pml cm --mca mtl ofi --mca btl self --mca mtl_ofi_provider_include 'verbs;ofi_rxm'")
 			})
 		})

@@ -13,8 +13,11 @@ import (
 	"weft/test/lab"
 )
 
-// base is what a userland needs besides the programs of the rows.
-var base = []string{"base-files", "ibverbs-providers", "util-linux"}
+// base is what a userland needs besides the programs of the rows, and programs has those as well.
+var (
+	base     = []string{"base-files", "ibverbs-providers", "util-linux"}
+	programs = append([]string{"ibverbs-utils", "perftest", "rdmacm-utils"}, base...)
+)
 
 // row is a program that runs as server and as client.
 type row struct {
@@ -74,7 +77,7 @@ func TestUserlands(t *testing.T) {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
 			lab.NeedNetNS(t)
-			u := unpack(t, suite, extracted, append([]string{"ibverbs-utils", "perftest", "rdmacm-utils"}, base...)...)
+			u := unpack(t, suite, extracted, programs...)
 			u.need(t, append([]string{"ibverbs-utils"}, base...)...)
 			h := u.start(t)
 			t.Logf("%v from cp to the end of the first pingpong", first(t, h).Round(time.Millisecond))
@@ -103,6 +106,26 @@ func TestUserlands(t *testing.T) {
 				h.rping(t)
 			})
 			t.Run("no capability", func(t *testing.T) { h.unprivileged(t) })
+		})
+	}
+}
+
+// BenchmarkFirstPingpong measures the time from cp of the file weft to the end of the first pingpong, in a new host of
+// each release.
+func BenchmarkFirstPingpong(b *testing.B) {
+	lab.NeedNetNS(b)
+	for _, suite := range suites {
+		b.Run(suite, func(b *testing.B) {
+			u := unpack(b, suite, extracted, programs...)
+			for b.Loop() {
+				b.StopTimer()
+				h := u.start(b)
+				b.StartTimer()
+				first(b, h)
+				b.StopTimer()
+				h.init.Kill()
+				b.StartTimer()
+			}
 		})
 	}
 }

@@ -47,11 +47,12 @@ const (
 
 // unpack returns the userland of a suite with packages, from the cache if that has it. A package that the suite lacks
 // is left out, and fails only those that need it.
-func unpack(t *testing.T, suite, variant string, packages ...string) *userland {
+func unpack(t testing.TB, suite, variant string, packages ...string) *userland {
 	t.Helper()
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		lab.Lacks(t, errors.New("a release of Debian needs mmdebstrap. fix: apt-get install mmdebstrap"))
 	}
+	packages = slices.Clone(packages)
 	slices.Sort(packages)
 	packages = slices.Compact(packages)
 	sum := sha256.Sum256([]byte(variant + " " + strings.Join(packages, " ")))
