@@ -184,7 +184,7 @@ static void runs(int fd)
 	c.number = WEFT_CM_QUERY_ROUTE;
 	c.in = 40;
 	CHECK(write(fd, &c, 24) == -1 && errno == EINVAL);
-	CHECK(run(fd, 23, 16, &c) == -1 && errno == EINVAL);
+	CHECK(run(fd, WEFT_CM_WRITE_EVENT + 1, 16, &c) == -1 && errno == EINVAL);
 	CHECK(run(fd, WEFT_CM_QUERY_ROUTE, 4, &c) == -1 && errno == EINVAL);
 	memset(&c, 0, sizeof(c));
 	CHECK(run(fd, WEFT_CM_QUERY_ROUTE, 16, &c) == -1 && errno == EFAULT);

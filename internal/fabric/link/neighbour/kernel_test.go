@@ -55,17 +55,18 @@ func TestKernelAnswers(t *testing.T) {
 	}
 	results := map[netip.Addr]result{}
 	r := New(own, func(ip netip.Addr, mac [6]byte, ok bool) { results[ip] = result{mac, ok} })
-	start := time.Now()
+	now := mono.Time(1)
 	silent := netip.MustParseAddr("10.9.0.77")
-	// run exchanges frames until all results have arrived.
-	run := func(n int) {
+	// run exchanges frames until n results have arrived. The time of the questions passes by step with each look, so that
+	// a station that is slow to answer is not asked again while it stands still.
+	run := func(n int, step time.Duration) {
 		t.Helper()
 		buf, in := make([]byte, MaxFrame), make([]byte, 2048)
 		for end := time.Now().Add(time.Minute); len(results) < n; {
 			if time.Now().After(end) {
 				t.Fatalf("%d results of %d; %+v", len(results), n, r.Counters())
 			}
-			now := mono.Time(1).Add(time.Since(start))
+			now = now.Add(step)
 			for {
 				f, ok := r.Next(now, buf)
 				if !ok {
@@ -87,14 +88,15 @@ func TestKernelAnswers(t *testing.T) {
 	}
 	ask := func(src, dst netip.Addr) {
 		t.Helper()
-		if !r.Ask(mono.Time(1).Add(time.Since(start)), src, dst) {
+		if !r.Ask(now, src, dst) {
 			t.Fatalf("%s is not asked", dst)
 		}
 	}
 	ask(own4, peer4)
 	ask(own6, peer6)
 	ask(own4, silent)
-	run(3)
+	run(2, 0) // of the station
+	run(3, 100*time.Millisecond)
 	want := result{station, true}
 	if results[peer4] != want || results[peer6] != want || results[silent] != (result{}) {
 		t.Errorf("%+v, the station is %x", results, station)
@@ -105,7 +107,7 @@ func TestKernelAnswers(t *testing.T) {
 	clear(results)
 	ask(own4, peer4)
 	ask(own6, peer6)
-	run(2)
+	run(2, 0)
 	if c := r.Counters(); results[peer4] != want || results[peer6] != want || c.Questions != 2+tries {
 		t.Errorf("%+v, %+v", results, c)
 	}
