@@ -7,7 +7,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: help install uninstall build shim check rules quick unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+# A library that failed a check must not be in the next build.
+.DELETE_ON_ERROR:
+.PHONY: FORCE help install uninstall build shim check rules quick unit again sim fuzz e2e interop unit-programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -54,7 +56,11 @@ $(LIB)/libibverbs.so.1: bin/weft-verbs/libibverbs.so.1
 $(LIB)/serves: bin/libweft-verbs.so shim/replacement/symbols
 	echo "glibc $$(shim/check-glibc.sh --needs $<) and later, rdma-core $$(sed -n 's/^# rdma-core: //p' $(lastword $^))" >$@
 
-bin/libweft-verbs.so: $(SHIM_SRC) Makefile scripts/sysroot
+# The value of SYSROOT in the last build: libraries for another C library are built anew.
+build/sysroot: FORCE
+	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "SYSROOT=$(SYSROOT)" ] || echo "SYSROOT=$(SYSROOT)" >$@
+
+bin/libweft-verbs.so: $(SHIM_SRC) Makefile scripts/sysroot shim/check-glibc.sh build/sysroot
 	@mkdir -p bin
 	sysroot=$$(scripts/sysroot); $(CC) $(CFLAGS) $(SHIM_CFLAGS) $$sysroot -shared -o $@ $(filter %.c,$^) \
 	  -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
@@ -62,7 +68,7 @@ bin/libweft-verbs.so: $(SHIM_SRC) Makefile scripts/sysroot
 	@shim/check-glibc.sh $@
 
 # The same in the place of libibverbs, for programs that load that by themselves.
-bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makefile scripts/sysroot
+bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makefile scripts/sysroot shim/check-glibc.sh build/sysroot
 	@mkdir -p $(@D) build
 	shim/replacement/generate.sh map >build/replacement.map
 	shim/replacement/generate.sh stubs >build/replacement_stubs.c

@@ -22,6 +22,11 @@ for n in $(readelf -d "$lib" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p'); do
 		;;
 	esac
 done
+# A need of the loader itself, which no symbol shows: such relocations need glibc 2.36.
+if readelf -V "$lib" | grep -q 'Name: GLIBC_ABI_DT_RELR' && [ "${SYSROOT:-}" != / ]; then
+	echo "check glibc: $lib has relocations in the format of glibc 2.36 (DT_RELR), and $oldest is the newest allowed" >&2
+	exit 1
+fi
 imports=$(nm -D --undefined-only --with-symbol-versions "$lib" |
 	sed -n 's/^ *[UwV] \(.*\)@GLIBC_\(2[0-9.]*\)$/\2 \1/p' | sort -V)
 newest=$(echo "$imports" | tail -1)
