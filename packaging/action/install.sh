@@ -4,8 +4,12 @@
 # The step of the action that puts weft on the runner.
 set -euo pipefail
 
+# What inputs have in them must not be a command of the runner, which begins a line.
 fail() {
-  echo "::error::cannot install weft: $1. fix: $2"
+  local text="cannot install weft: $1. fix: $2"
+  text=${text//'%'/%25}
+  text=${text//$'\r'/%0D}
+  echo "::error::${text//$'\n'/%0A}"
   exit 1
 }
 
@@ -15,10 +19,11 @@ if [ -n "$WEFT_FILE" ] && [ -n "$WEFT_URL" ]; then
   fail "there is a file and a url" "give one of them"
 elif [ -n "$WEFT_FILE" ]; then
   [ -f "$WEFT_FILE" ] || fail "there is no file $WEFT_FILE" "build or download it in an earlier step"
-  cp "$WEFT_FILE" "$to/weft.new"
+  cp -- "$WEFT_FILE" "$to/weft.new"
 elif [ -n "$WEFT_URL" ]; then
   [ -n "$WEFT_SHA256" ] || fail "the url has no sha256" "give the SHA-256 of the program in sha256"
-  curl --fail --silent --show-error --location --retry 3 --output "$to/weft.new" "$WEFT_URL" ||
+  curl --fail --silent --show-error --location --proto '=https,http' --retry 3 --output "$to/weft.new" \
+    --url "$WEFT_URL" ||
     fail "the download failed" "try the url in a browser"
 else
   fail "there is neither a file nor a url" "give one of them"

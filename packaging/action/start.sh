@@ -9,7 +9,7 @@ for name in PRELOAD CAPTURE; do
   case ${!value} in
     true | false) ;;
     *)
-      echo "::error::cannot start weft: ${name,,} is \"${!value}\". fix: use true or false"
+      echo "::error::cannot start weft: the input ${name,,} is neither true nor false. fix: use one of them"
       exit 1
       ;;
   esac
@@ -17,7 +17,10 @@ done
 
 weft=$RUNNER_TEMP/weft/bin/weft
 export WEFT_DIR=$RUNNER_TEMP/weft/node
-"$weft" up --detach
+"$weft" up --detach 2>"$RUNNER_TEMP/weft/error" || {
+  echo "::error::$(head -1 "$RUNNER_TEMP/weft/error")"
+  exit 1
+}
 {
   echo "device=weft0"
   echo "dir=$WEFT_DIR"
@@ -35,4 +38,9 @@ if [ "$WEFT_ACTION_CAPTURE" = true ]; then
   setsid "$here/capture.sh" "$weft" "$RUNNER_TEMP/weft/packets" </dev/null >/dev/null \
     2>"$RUNNER_TEMP/weft/capture.log" &
   echo $! >"$RUNNER_TEMP/weft/capture.pid"
+  # The file begins when the node sends packets to it: the next step may run a program at once.
+  for ((n = 0; n < 100; n++)); do
+    [ ! -s "$RUNNER_TEMP/weft/packets/0.pcapng" ] || break
+    sleep 0.1
+  done
 fi

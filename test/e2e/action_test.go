@@ -48,7 +48,8 @@ mkdir -p "$RUNNER_TEMP"
 step() {
 	: >"$GITHUB_ENV"; : >"$GITHUB_PATH"
 	echo "step $1"
-	env $2 bash --noprofile --norc -eo pipefail "$1"
+	script=$1; shift
+	env "$@" bash --noprofile --norc -eo pipefail "$script" || return
 	while read -r line; do export "${line%%=*}=${line#*=}"; done <"$GITHUB_ENV"
 	while read -r line; do PATH=$line:$PATH; done <"$GITHUB_PATH"
 }
@@ -94,9 +95,9 @@ func actionSteps(t *testing.T, name, dir string, inputs map[string]string) (line
 			if v, is := inputs[m[1]]; is {
 				value = v
 			}
-			env = append(env, k+"="+value)
+			env = append(env, "'"+k+"="+value+"'") // no test has a quote in a value
 		}
-		lines += fmt.Sprintf("step %s '%s'\n", script, strings.Join(env, " "))
+		lines += fmt.Sprintf("step %s %s\n", script, strings.Join(env, " "))
 	}
 	return lines
 }
@@ -150,7 +151,18 @@ func TestAction(t *testing.T) {
 
 	t.Run("works", func(t *testing.T) {
 		dir := newRunner(t)
-		lines := actionSteps(t, "action.yml", source, map[string]string{"file": lab.Bin("weft"), "sha256": digest,
+		lines := `(cd "$1" && exec python3 -m http.server --bind 127.0.0.1 18080) >"$1/served" 2>&1 &
+until curl -s http://127.0.0.1:18080/ >"$1/listing"; do sleep 0.1; done
+`
+		if err := os.Link(lab.Bin("weft"), filepath.Join(dir, "weft")); err != nil {
+			t.Fatal(err)
+		}
+		// Another digest first: the step fails, and nothing is installed.
+		url := map[string]string{"url": "http://127.0.0.1:18080/weft", "sha256": strings.Repeat("0", 64)}
+		install, _, _ := strings.Cut(actionSteps(t, "action.yml", readableDir(t), url), "\n")
+		lines += "if (" + install + "); then exit 1; fi\n"
+		lines += "[ ! -e $RUNNER_TEMP/weft/bin/weft ]\n"
+		lines += actionSteps(t, "action.yml", source, map[string]string{"url": url["url"], "sha256": digest,
 			"preload": "true"})
 		lines += `ibv_devinfo -d weft0 | grep PORT_ACTIVE
 ibv_rc_pingpong -d weft0 -g 1 >"$1/server" &
@@ -158,6 +170,8 @@ until ibv_rc_pingpong -d weft0 -g 1 127.0.0.1; do sleep 0.1; done
 wait $!
 weft run -- ibv_devinfo -d weft0 | grep PORT_ACTIVE
 cat "$GITHUB_OUTPUT"
+echo 'ibv_rc_pingpong -d weft0 -g 1 127.0.0.1' >"$1/failing"
+if (step "$1/failing"); then echo "a client without a server succeeded"; exit 1; fi
 export GITHUB_ACTION_PATH=$GITHUB_ACTION_PATH/collect
 mkdir -p "$1/collect"
 `
@@ -205,8 +219,13 @@ mkdir -p "$1/collect"
 		"other digest": {map[string]string{"file": lab.Bin("weft"), "sha256": strings.Repeat("0", 64)},
 			install + "its SHA-256 is " + digest},
 		"no program": {map[string]string{"file": "/etc/hostname"}, install + "it does not run here. fix: "},
+		"an option":  {map[string]string{"file": "-weft"}, install + "there is no file -weft. fix: "},
+		"a url that is an option": {map[string]string{"url": "-Kx", "sha256": digest},
+			install + "the download failed. fix: "},
+		"a command": {map[string]string{"file": "x\n::set-env name=A::b"},
+			install + "there is no file x%0A::set-env name=A::b. fix: "},
 		"mistyped": {map[string]string{"file": lab.Bin("weft"), "preload": "yes"},
-			start + `preload is "yes". fix: `},
+			start + "the input preload is neither true nor false. fix: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := readableDir(t)
@@ -215,6 +234,25 @@ mkdir -p "$1/collect"
 				t.Errorf("%v, want %q in\n%s", err, x.want, out)
 			}
 		})
+	}
+}
+
+// TestActionTwice: what weft prints about a node that cannot start is the error of the step.
+func TestActionTwice(t *testing.T) {
+	t.Parallel()
+	lab.NeedNetNS(t)
+	source, dir := readableDir(t), readableDir(t)
+	if err := os.Chown(dir, lab.Nobody, lab.Nobody); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(source, "packaging/action"),
+		os.DirFS(filepath.Join(lab.Root(), "packaging/action"))); err != nil {
+		t.Fatal(err)
+	}
+	lines := actionSteps(t, "action.yml", source, map[string]string{"file": lab.Bin("weft"), "capture": "false"})
+	out, err := runAction(t, source, dir, lines+lines)
+	if err == nil || !strings.Contains(out, "\n::error::weft: cannot start ") || !strings.Contains(out, ". fix: ") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -23,14 +23,18 @@ type obstacle struct{ why, fix string }
 
 const fixBuild = "run a dynamically linked build of it"
 
-// findObstacle returns the obstacle in the program at path for a user, nil if the loader preloads the library into it.
+// findObstacle returns the obstacle in the program at path for a user of a group, nil if the loader preloads the library into it.
 // It passes scripts: the loader preloads into the programs that they run.
-func findObstacle(path string, uid int) *obstacle {
-	if uid != 0 { // the loader ignores the environment of programs that get more rights than their user has
-		const fix = "start it without weft, and in it weft run -- PROGRAM"
-		if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+func findObstacle(path string, uid, gid int) *obstacle {
+	// The loader ignores the environment of programs that get other rights than their user has.
+	const fix = "start it without weft, and in it weft run -- PROGRAM"
+	if st, err := os.Stat(path); err == nil {
+		o := st.Sys().(*syscall.Stat_t)
+		if st.Mode()&fs.ModeSetuid != 0 && int(o.Uid) != uid || st.Mode()&fs.ModeSetgid != 0 && int(o.Gid) != gid {
 			return &obstacle{"it is set-uid or set-gid", fix}
 		}
+	}
+	if uid != 0 {
 		if _, err := syscall.Getxattr(path, "security.capability", nil); err == nil {
 			return &obstacle{"it has capabilities of its own (getcap)", fix}
 		}

@@ -65,7 +65,7 @@ func TestObstacles(t *testing.T) {
 			"libibverbs is linked into it statically", user},
 	} {
 		got := ""
-		if o := findObstacle(x.path, x.uid); o != nil {
+		if o := findObstacle(x.path, x.uid, x.uid); o != nil {
 			got = o.why
 			if o.fix == "" {
 				t.Errorf("%s: no fix", x.name)
@@ -75,15 +75,18 @@ func TestObstacles(t *testing.T) {
 			t.Errorf("%s: %q, want %q", x.name, got, x.want)
 		}
 	}
-	set := patched(t, program, func([]byte) {})
-	if err := os.Chmod(set, 0o755|os.ModeSetuid); err != nil {
-		t.Fatal(err)
-	}
-	if o := findObstacle(set, user); o == nil || o.why != "it is set-uid or set-gid" {
-		t.Errorf("set-uid: %v", o)
-	}
-	if o := findObstacle(set, 0); o != nil {
-		t.Errorf("set-uid, of root: %v", o)
+	own := patched(t, program, func([]byte) {})
+	uid, gid := os.Geteuid(), os.Getegid()
+	for mode, user := range map[os.FileMode][2]int{os.ModeSetuid: {uid + 1, gid}, os.ModeSetgid: {uid, gid + 1}} {
+		if err := os.Chmod(own, 0o755|mode); err != nil {
+			t.Fatal(err)
+		}
+		if o := findObstacle(own, user[0], user[1]); o == nil || o.why != "it is set-uid or set-gid" {
+			t.Errorf("%v: %v", mode, o)
+		}
+		if o := findObstacle(own, uid, gid); o != nil {
+			t.Errorf("%v, of its own user: %v", mode, o)
+		}
 	}
 }
 
@@ -97,10 +100,10 @@ func TestObstacleCapabilities(t *testing.T) {
 	if err := syscall.Setxattr(path, "security.capability", capability, 0); err != nil {
 		t.Fatal(err)
 	}
-	if o := findObstacle(path, 1000); o == nil || !strings.Contains(o.why, "capabilities") {
+	if o := findObstacle(path, 1000, 1000); o == nil || !strings.Contains(o.why, "capabilities") {
 		t.Errorf("a user: %v", o)
 	}
-	if o := findObstacle(path, 0); o != nil {
+	if o := findObstacle(path, 0, 0); o != nil {
 		t.Errorf("root: %v", o)
 	}
 }

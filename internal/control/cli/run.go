@@ -116,7 +116,7 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	if err := a.needDevice(ctx, what, dir, device); err != nil {
 		return err
 	}
-	if o := findObstacle(path, os.Geteuid()); o != nil {
+	if o := findObstacle(path, os.Geteuid(), os.Getegid()); o != nil {
 		fix := o.fix
 		if slices.Contains(containerTools, filepath.Base(path)) {
 			fix = "mount " + dir + " and " + exe + " into the container, and weft run --dir " + dir + " inside it"
@@ -231,8 +231,13 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	case errors.As(err, &e) && e.Code == api.CodeNoNode && named:
 		return &api.Error{Code: api.CodeNoNode, What: what, Why: "no node runs in " + dir, Fix: "weft up --dir " + dir}
 	case errors.As(err, &e) && e.Code == api.CodeNoNode:
-		cmd := exec.CommandContext(ctx, exe, "up", "--detach", "--dir="+dir, "--idle-exit="+autoIdleExit.String())
+		cmd := exec.CommandContext(ctx, exe, "up", "--detach", "--dir="+dir)
 		cmd.Args[0] = "weft"
+		idle := a.env.Getenv(config.EnvName("idle-exit"))
+		if idle == "" {
+			idle = autoIdleExit.String()
+			cmd.Args = append(cmd.Args, "--idle-exit="+idle)
+		}
 		if a.env.Getenv(config.EnvName("roce-port")) == "" && a.env.Getenv("WEFT_CONFIG") == "" {
 			cmd.Args = append(cmd.Args, "--roce-port=0") // 4791 may be another user's
 		}
@@ -240,7 +245,7 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 		var printed strings.Builder
 		cmd.Stderr = &printed
 		if err := cmd.Run(); err == nil {
-			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %v after its last session\n", dir, autoIdleExit)
+			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %s after its last session\n", dir, idle)
 			return nil
 		} else {
 			why, code := strings.TrimPrefix(strings.TrimSpace(printed.String()), "weft: "), ExitFailed

@@ -65,7 +65,7 @@ func (a *app) uninstall(cmd *cobra.Command, yes bool) error {
 		return nil
 	}
 	for _, path := range list {
-		kind := "libraries of programs"
+		kind := "a library of programs"
 		if path == dir {
 			kind = "the node: identity, log, certificate and store"
 		}
@@ -76,7 +76,11 @@ func (a *app) uninstall(cmd *cobra.Command, yes bool) error {
 			Fix: a.commandLine() + " --yes"}
 	}
 	for _, path := range list {
-		if err := os.RemoveAll(path); err != nil {
+		remove := shimlib.Remove
+		if path == dir {
+			remove = os.RemoveAll
+		}
+		if err := remove(path); err != nil {
 			return &api.Error{What: what, Why: err.Error(), Fix: "remove it as its owner"}
 		}
 	}

@@ -3,9 +3,15 @@
 package shimlib
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/problem"
 )
 
 // Library is a library of a build.
@@ -38,8 +44,8 @@ func Serves(libraries fs.FS) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Unpacked returns the places that have libraries of this user. The error is a *problem.Error without What: another
-// user could have changed the place.
+// Unpacked returns the entries of this user in places. The error is a *problem.Error without What: another user could
+// have changed the place.
 func Unpacked(places []string) (list []string, err error) {
 	for _, place := range places {
 		if st, err := os.Lstat(place); err != nil || !st.IsDir() || owner(st) != os.Geteuid() {
@@ -48,7 +54,27 @@ func Unpacked(places []string) (list []string, err error) {
 		if err := onlyOurs(place); err != nil {
 			return nil, err
 		}
-		list = append(list, place)
+		entries, err := os.ReadDir(place)
+		if err != nil {
+			return nil, problem.Of("", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && entryPattern.MatchString(e.Name()) {
+				list = append(list, filepath.Join(place, e.Name()))
+			}
+		}
 	}
 	return list, nil
+}
+
+// Remove removes an entry that Unpacked returned, and its place if nothing else is in it.
+func Remove(entry string) error {
+	if err := os.RemoveAll(entry); err != nil {
+		return err
+	}
+	err := os.Remove(filepath.Dir(entry))
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
 }
