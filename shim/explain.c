@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #define LINE 1024
 
@@ -232,10 +233,20 @@ void weft_explain_lost(void)
 void weft_explain_open(const char *device, const char *dir, int err)
 {
 	char call[96], fix[320];
+	struct stat st;
 
 	if (!weft_explains())
 		return;
 	snprintf(call, sizeof(call), "ibv_open_device(%s)", device);
+	/* The refusal is the program's own: the node's user would see its memory. */
+	if (err == EPERM && stat(dir, &st) == 0 && st.st_uid != 0 && st.st_uid != geteuid()) {
+		snprintf(fix, sizeof(fix), "WEFT_TRUST_UID=%u weft run --dir %s -- PROGRAM, if that user is trusted",
+			 (unsigned)st.st_uid, dir);
+		weft_explain(NULL, call, err, fix,
+			     "the node in %s is one of uid %u, which would reach the memory of the program", dir,
+			     (unsigned)st.st_uid);
+		return;
+	}
 	snprintf(fix, sizeof(fix), "weft status --dir %s", dir);
 	switch (err) {
 	case ENOENT:

@@ -257,6 +257,26 @@ func TestOtherUser(t *testing.T) {
 	}
 }
 
+// TestNodeOfThirdUser: a program gives its memory to no node of another ordinary user unless that user is trusted. The
+// fix that it names works.
+func TestNodeOfThirdUser(t *testing.T) {
+	t.Parallel()
+	const third = 4242
+	b := openTestbed(t, 9000, true, lab.Nobody, "--allow-uid", strconv.Itoa(third))
+	other := *b.Server
+	other.UID = third
+	out, err := lab.Run(other.Program("ibv_devinfo", "-d", "weft0"), 30*time.Second)
+	want := fmt.Sprintf("fix: WEFT_TRUST_UID=%d weft run --dir %s -- PROGRAM", lab.Nobody, other.Dir)
+	if err == nil || !strings.Contains(out, want) {
+		t.Errorf("%v, want %q in\n%s", err, want, out)
+	}
+	trusting := other.Program("ibv_devinfo", "-d", "weft0")
+	trusting.Env = append(trusting.Env, "WEFT_TRUST_UID="+strconv.Itoa(lab.Nobody))
+	if out, err := lab.Run(trusting, 30*time.Second); err != nil || !strings.Contains(out, "PORT_ACTIVE") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestWireLocal(t *testing.T) {
 	t.Parallel()
 	runInvocations(t, openTestbed(t, 9000, true, 0, "--wire-local"), basic)
