@@ -109,8 +109,8 @@ func runAction(t *testing.T, source, dir, lines string) (string, error) {
 	id := fmt.Sprint(lab.Nobody)
 	return lab.Run(lab.Cmd{Args: []string{"unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
 		"--mount-proc", "sh", "-euc", `ip link set lo up; exec "$@"`, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
-		"--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "bash", "-c", runnerScript + lines,
-		"bash", dir, source}}, actionLimit)
+		"--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "bash", "-c",
+		runnerScript + lines, "bash", dir, source}}, actionLimit)
 }
 
 // readableDir returns a temporary directory that ordinary users can read.
