@@ -23,8 +23,8 @@ type obstacle struct{ why, fix string }
 
 const fixBuild = "run a dynamically linked build of it"
 
-// findObstacle returns the obstacle in the program at path for a user of a group, nil if the loader preloads the library
-// into it. It passes scripts: the loader preloads into the programs that they run.
+// findObstacle returns the obstacle in the program at path for a user of a group, nil if the loader preloads the
+// library into it. It passes scripts: the loader preloads into the programs that they run.
 func findObstacle(path string, uid, gid int) *obstacle {
 	// The loader ignores the environment of programs that get other rights than their user has.
 	const fix = "start it without weft, and in it weft run -- PROGRAM"
