@@ -27,7 +27,8 @@ export WEFT_DIR=$RUNNER_TEMP/weft/node
 } >>"$GITHUB_OUTPUT"
 echo "WEFT_DIR=$WEFT_DIR" >>"$GITHUB_ENV"
 if [ "$WEFT_ACTION_PRELOAD" = true ]; then
-  eval "$("$weft" env)"
+  env=$("$weft" env)
+  eval "$env"
   echo "LD_PRELOAD=$LD_PRELOAD" >>"$GITHUB_ENV"
   unset LD_PRELOAD
 fi

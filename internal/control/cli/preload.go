@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // obstacle is why a program will not use a preloaded library, and what a person does about it.
@@ -132,11 +133,14 @@ const verbsSoname = "libibverbs.so.1"
 var libraryDirs = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
 	"/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
 
+// listLimit bounds how long a loader may take to list the libraries of a program.
+const listLimit = 5 * time.Second
+
 // loaderCache lists the libraries that the loader knows.
 const loaderCache = "/etc/ld.so.cache"
 
 // findsVerbs reports whether the loader finds a libibverbs: one of the system, which is below root, one in libraryPath,
-// or one that the program at path brings along. If there is none, the library that replaces libibverbs serves programs
+// or one that the program at path brings along, which the caller is about to run: its loader lists its libraries. If there is none, the library that replaces libibverbs serves programs
 // that load one, and the others as the preload library does.
 func findsVerbs(ctx context.Context, root, path, libraryPath string) bool {
 	dirs := filepath.SplitList(libraryPath)
@@ -158,19 +162,20 @@ func findsVerbs(ctx context.Context, root, path, libraryPath string) bool {
 	}
 	defer f.Close()
 	loader, err := loaderOf(f)
-	if err != nil || loader == "" {
+	if err != nil || !filepath.IsAbs(loader) {
 		return false
 	}
+	ctx, stop := context.WithTimeout(ctx, listLimit)
+	defer stop()
 	cmd := exec.CommandContext(ctx, loader, "--list", path)
 	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD")
-	out, _ := cmd.Output() // it lists also when it does not find them all
-	return bytes.Contains(out, []byte(verbsSoname+" => /"))
-}
-
-// programPath is where a program is, or its name if it is not found.
-func programPath(name string) string {
-	if path, err := exec.LookPath(name); err == nil {
-		return path
+	cmd.WaitDelay = listLimit
+	out, err := cmd.StdoutPipe()
+	if err != nil || cmd.Start() != nil {
+		return false
 	}
-	return name
+	list, _ := io.ReadAll(io.LimitReader(out, 1<<20))
+	stop()
+	_ = cmd.Wait() // it fails also if it did not find all libraries
+	return bytes.Contains(list, []byte(verbsSoname+" => /"))
 }

@@ -62,12 +62,8 @@ cannot use verbs.`,
 			default:
 				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
 			}
-			name := shimlib.Preload
-			if replace || !findsVerbs(cmd.Context(), "/", programPath(args[0]), os.Getenv("LD_LIBRARY_PATH")) {
-				name = shimlib.Replacement
-			}
 			explainFailures(explain)
-			return a.exec(cmd.Context(), args, name, device, arena, mount)
+			return a.exec(cmd.Context(), args, replace, device, arena, mount)
 		},
 	}
 	f := cmd.Flags()
@@ -82,8 +78,8 @@ cannot use verbs.`,
 	return cmd
 }
 
-// exec replaces this process by the command, with the shim of a name loaded.
-func (a *app) exec(ctx context.Context, args []string, name, device, arena string, mount bool) error {
+// exec replaces this process by the command, with the preload library, or the one that replaces libibverbs.
+func (a *app) exec(ctx context.Context, args []string, replace bool, device, arena string, mount bool) error {
 	what := "cannot run " + args[0]
 	path, err := exec.LookPath(args[0])
 	switch {
@@ -99,6 +95,10 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
+	}
+	name := shimlib.Preload
+	if replace || !findsVerbs(ctx, "/", path, os.Getenv("LD_LIBRARY_PATH")) {
+		name = shimlib.Replacement
 	}
 	shim, err := a.library(name)
 	if err != nil {

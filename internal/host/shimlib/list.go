@@ -48,6 +48,12 @@ func Serves(libraries fs.FS) string {
 // have changed the place.
 func Unpacked(places []string) (list []string, err error) {
 	for _, place := range places {
+		place, err := resolve(place)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
 		if st, err := os.Lstat(place); err != nil || !st.IsDir() || owner(st) != os.Geteuid() {
 			continue // none, or of another user
 		}
@@ -69,10 +75,36 @@ func Unpacked(places []string) (list []string, err error) {
 
 // Remove removes an entry that Unpacked returned, and its place if nothing else is in it.
 func Remove(entry string) error {
-	if err := os.RemoveAll(entry); err != nil {
+	dir, err := os.OpenRoot(filepath.Dir(entry))
+	if err != nil {
 		return err
 	}
-	err := os.Remove(filepath.Dir(entry))
+	defer dir.Close()
+	if err := removeEntry(dir, filepath.Base(entry)); err != nil {
+		return err
+	}
+	err = os.Remove(dir.Name())
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// removeEntry removes what Unpack writes to an entry, and the entry if nothing else is in it.
+func removeEntry(dir *os.Root, entry string) error {
+	files, err := fs.ReadDir(dir.FS(), entry)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		switch n := f.Name(); {
+		case n == Preload, n == Replacement, n == linkName, strings.HasPrefix(n, temporary):
+			if err := dir.Remove(filepath.Join(entry, n)); err != nil {
+				return err
+			}
+		}
+	}
+	err = dir.Remove(entry)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 		return nil
 	}

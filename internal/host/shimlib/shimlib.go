@@ -115,7 +115,11 @@ func unpack(place, name string, content []byte) (string, error) {
 	}
 	defer dir.Close()
 	entry := entryName(content)
-	if err := dir.Mkdir(entry, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	err = dir.Mkdir(entry, 0o755)
+	if err == nil {
+		err = dir.Chmod(entry, 0o755) // for programs that change their user, whatever the umask
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", cannotWrite(dir.Name(), err)
 	}
 	at := filepath.Join(dir.Name(), entry)
@@ -226,14 +230,10 @@ func provideLink(entry *os.Root, at string) error {
 // openPlace makes a place, if it is missing, and opens it. It refuses a place whose content another user could change,
 // that the loader cannot name, or from which nothing can be executed.
 func openPlace(place string) (*os.Root, error) {
-	if !filepath.IsAbs(place) {
-		return nil, problem.New("", place+" is not an absolute path", elsewhere)
-	}
-	parent, err := filepath.EvalSymlinks(filepath.Dir(place))
+	place, err := resolve(place)
 	if err != nil {
-		return nil, cannotWrite(filepath.Dir(place), err)
+		return nil, err
 	}
-	place = filepath.Join(parent, filepath.Base(place))
 	if strings.ContainsFunc(place, isSeparator) {
 		return nil, problem.New("", fmt.Sprintf("the loader cannot name a library in %q, with a space, a colon, "+
 			"a semicolon or a dollar sign", place), elsewhere)
@@ -241,7 +241,7 @@ func openPlace(place string) (*os.Root, error) {
 	err = os.Mkdir(place, 0o755)
 	made := err == nil
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, cannotWrite(parent, err)
+		return nil, cannotWrite(filepath.Dir(place), err)
 	}
 	if st, err := os.Lstat(place); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 		return nil, problem.New("", place+" is a symbolic link", elsewhere) // another user may have made it
@@ -258,6 +258,18 @@ func openPlace(place string) (*os.Root, error) {
 		return nil, err
 	}
 	return dir, nil
+}
+
+// resolve returns the absolute path of a place without links above it.
+func resolve(place string) (string, error) {
+	if !filepath.IsAbs(place) {
+		return "", problem.New("", place+" is not an absolute path", elsewhere)
+	}
+	parent, err := filepath.EvalSymlinks(filepath.Dir(place))
+	if err != nil {
+		return "", cannotWrite(filepath.Dir(place), err)
+	}
+	return filepath.Join(parent, filepath.Base(place)), nil
 }
 
 // isSeparator reports whether the loader does not take r for part of a path, in LD_PRELOAD or LD_LIBRARY_PATH.

@@ -306,3 +306,51 @@ func TestUnused(t *testing.T) {
 		}
 	}
 }
+
+// TestRemove: what was unpacked goes, also by a place behind a link, and nothing else does.
+func TestRemove(t *testing.T) {
+	place := newPlace(t)
+	entry := filepath.Dir(unpacked(t, Replacement, place))
+	link := filepath.Join(filepath.Dir(newPlace(t)), "link")
+	if err := os.Symlink(filepath.Dir(place), link); err != nil {
+		t.Fatal(err)
+	}
+	list, err := Unpacked([]string{filepath.Join(link, filepath.Base(place)), filepath.Join(link, "missing", "lib")})
+	if err != nil || len(list) != 1 || list[0] != entry {
+		t.Fatalf("%q, %v, want %s", list, err, entry)
+	}
+	foreign := filepath.Join(place, strings.Repeat("0", 32), "mine")
+	if err := os.MkdirAll(filepath.Dir(foreign), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []string{entry, filepath.Dir(foreign)} {
+		if err := Remove(e); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(entry); err == nil {
+		t.Errorf("%s is still there", entry)
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error(err)
+	}
+	if _, err := Unpacked([]string{"lib"}); err == nil || !strings.Contains(err.Error(), "not an absolute path") {
+		t.Errorf("a relative place: %v", err)
+	}
+}
+
+// TestUmask: other users can load the library, whatever the umask: a program may change its user.
+func TestUmask(t *testing.T) {
+	place := newPlace(t)
+	old := unix.Umask(0o077)
+	path := unpacked(t, Preload, place)
+	unix.Umask(old)
+	for _, dir := range []string{place, filepath.Dir(path)} {
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v", dir, st.Mode(), err)
+		}
+	}
+}

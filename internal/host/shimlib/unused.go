@@ -43,7 +43,7 @@ func removeUnused(dir *os.Root, current string, now time.Time, proc string) {
 		used := environments(proc)
 		for _, name := range old {
 			if !used(filepath.Join(dir.Name(), name)) {
-				dir.RemoveAll(name)
+				_ = removeEntry(dir, name) // else the next call does
 			}
 		}
 	}
