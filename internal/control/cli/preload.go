@@ -140,8 +140,9 @@ const listLimit = 5 * time.Second
 const loaderCache = "/etc/ld.so.cache"
 
 // findsVerbs reports whether the loader finds a libibverbs: one of the system, which is below root, one in libraryPath,
-// or one that the program at path brings along, which the caller is about to run: its loader lists its libraries. If there is none, the library that replaces libibverbs serves programs
-// that load one, and the others as the preload library does.
+// or one that the program at path brings along, which the caller is about to run: its loader lists its libraries. If
+// there is none, the library that replaces libibverbs serves programs that load one, and the others as the preload
+// library does.
 func findsVerbs(ctx context.Context, root, path, libraryPath string) bool {
 	dirs := filepath.SplitList(libraryPath)
 	for _, d := range libraryDirs {
