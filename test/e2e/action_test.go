@@ -154,7 +154,7 @@ func TestAction(t *testing.T) {
 		lines := `(cd "$1" && exec python3 -m http.server --bind 127.0.0.1 18080) >"$1/served" 2>&1 &
 until curl -s http://127.0.0.1:18080/ >"$1/listing"; do sleep 0.1; done
 `
-		if err := os.Link(lab.Bin("weft"), filepath.Join(dir, "weft")); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "weft"), weft, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		// Another digest first: the step fails, and nothing is installed.
