@@ -107,19 +107,7 @@ func (a *app) environment(ctx context.Context, name, device string) (e environme
 	if err != nil {
 		return e, fmt.Errorf("%s: %w", what, err)
 	}
-	if e.Library, err = a.library(name); err != nil {
-		return e, cannot(what, err)
-	}
-	var named bool
-	if e.Dir, named, err = a.nodeDir(); err != nil {
-		return e, fmt.Errorf("%s: %w", what, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
-	defer cancel()
-	if err := a.needNode(ctx, what, exe, e.Dir, named); err != nil {
-		return e, err
-	}
-	if err := a.needDevice(ctx, what, e.Dir, device); err != nil {
+	if e.Library, e.Dir, err = a.prepare(ctx, what, exe, name, device); err != nil {
 		return e, err
 	}
 	old := os.Environ()
@@ -159,7 +147,7 @@ func (a *app) printWords(e environment, first, before string) error {
 	return nil
 }
 
-// printEnvironment prints lines for eval, and to people how to use them.
+// printEnvironment prints lines for eval or, if people read them, the variables and how to use weft env.
 func printEnvironment(w *screen, e environment, people bool) {
 	if !people {
 		for _, v := range e.Variables {

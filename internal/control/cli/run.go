@@ -100,20 +100,8 @@ func (a *app) exec(ctx context.Context, args []string, replace bool, device, are
 	if replace || !findsVerbs(ctx, "/", path, os.Getenv("LD_LIBRARY_PATH")) {
 		name = shimlib.Replacement
 	}
-	shim, err := a.library(name)
+	shim, dir, err := a.prepare(ctx, what, exe, name, device)
 	if err != nil {
-		return cannot(what, err)
-	}
-	dir, named, err := a.nodeDir()
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
-	defer cancel()
-	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
-		return err
-	}
-	if err := a.needDevice(ctx, what, dir, device); err != nil {
 		return err
 	}
 	if o := findObstacle(path, os.Geteuid(), os.Getegid()); o != nil {
@@ -129,6 +117,24 @@ func (a *app) exec(ctx context.Context, args []string, replace bool, device, are
 	}
 	env := childEnv(os.Environ(), shim, dir, device, arena)
 	return become(what, exe, dir, mount, path, args, env)
+}
+
+// prepare unpacks the library of a name, and starts a node if the caller named none and none runs. It returns the path of
+// the library and the directory of the node, which has the device, if one is named.
+func (a *app) prepare(ctx context.Context, what, exe, name, device string) (shim, dir string, err error) {
+	if shim, err = a.library(name); err != nil {
+		return "", "", cannot(what, err)
+	}
+	dir, named, err := a.nodeDir()
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", what, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
+	defer cancel()
+	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
+		return "", "", err
+	}
+	return shim, dir, a.needDevice(ctx, what, dir, device)
 }
 
 // containerTools are programs with containers that do not see what is preloaded into the tool.
