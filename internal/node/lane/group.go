@@ -187,19 +187,14 @@ func (g *Group) Quiesce() {
 // has ended: without its counts, the sums would be lower than before. No lane may call it.
 func (g *Group) Counters() (sum []hca.FunctionCounters, err error) {
 	for _, l := range g.lanes {
-		var list []hca.FunctionCounters
+		list := sum // a stuck lane may set it after Query has returned
 		var sweep hca.Sweep
 		for done := false; !done; {
-			if err := l.Query(func() { list, done = l.HCA.AppendCounters(&sweep, nil) }); err != nil {
+			if err := l.Query(func() { list, done = l.HCA.AppendCounters(&sweep, list) }); err != nil {
 				return nil, err
 			}
 		}
-		if more := len(list) - len(sum); more > 0 {
-			sum = append(sum, make([]hca.FunctionCounters, more)...)
-		}
-		for n := range list {
-			sum[n].Add(&list[n])
-		}
+		sum = list
 	}
 	return sum, nil
 }

@@ -58,12 +58,6 @@ type FunctionCounters struct {
 	QPs  QPCounters
 }
 
-// Add adds o to c.
-func (c *FunctionCounters) Add(o *FunctionCounters) {
-	c.Port.Add(&o.Port)
-	c.QPs.Add(&o.QPs)
-}
-
 // Sweep is the progress of AppendCounters of one lane. The zero value is its begin.
 type Sweep struct {
 	begun    bool
