@@ -29,19 +29,19 @@ var pmaFiles = []struct {
 	name  string
 	value func(c *subnet.Counted) uint64
 }{
-	{"symbol_error", of(mad.CounterSymbolErrors)},
-	{"link_error_recovery", of(mad.CounterLinkErrorRecovery)},
-	{"link_downed", of(mad.CounterLinkDowned)},
-	{"port_rcv_errors", of(mad.CounterRcvErrors)},
-	{"port_rcv_remote_physical_errors", of(mad.CounterRcvRemotePhysErrors)},
-	{"port_rcv_switch_relay_errors", of(mad.CounterRcvSwitchRelayErrors)},
-	{"port_xmit_discards", of(mad.CounterXmitDiscards)},
-	{"port_xmit_constraint_errors", of(mad.CounterXmitConstraintErrors)},
-	{"port_rcv_constraint_errors", of(mad.CounterRcvConstraintErrors)},
-	{"local_link_integrity_errors", of(mad.CounterLocalLinkIntegrity)},
-	{"excessive_buffer_overrun_errors", of(mad.CounterBufferOverrun)},
-	{"VL15_dropped", of(mad.CounterVL15Dropped)},
-	{"port_xmit_wait", of(mad.CounterXmitWait)},
+	{"symbol_error", pmaValue(mad.CounterSymbolErrors)},
+	{"link_error_recovery", pmaValue(mad.CounterLinkErrorRecovery)},
+	{"link_downed", pmaValue(mad.CounterLinkDowned)},
+	{"port_rcv_errors", pmaValue(mad.CounterRcvErrors)},
+	{"port_rcv_remote_physical_errors", pmaValue(mad.CounterRcvRemotePhysErrors)},
+	{"port_rcv_switch_relay_errors", pmaValue(mad.CounterRcvSwitchRelayErrors)},
+	{"port_xmit_discards", pmaValue(mad.CounterXmitDiscards)},
+	{"port_xmit_constraint_errors", pmaValue(mad.CounterXmitConstraintErrors)},
+	{"port_rcv_constraint_errors", pmaValue(mad.CounterRcvConstraintErrors)},
+	{"local_link_integrity_errors", pmaValue(mad.CounterLocalLinkIntegrity)},
+	{"excessive_buffer_overrun_errors", pmaValue(mad.CounterBufferOverrun)},
+	{"VL15_dropped", pmaValue(mad.CounterVL15Dropped)},
+	{"port_xmit_wait", pmaValue(mad.CounterXmitWait)},
 	{"port_xmit_data", func(c *subnet.Counted) uint64 { return c.Extended.XmitData }},
 	{"port_rcv_data", func(c *subnet.Counted) uint64 { return c.Extended.RcvData }},
 	{"port_xmit_packets", func(c *subnet.Counted) uint64 { return c.Extended.XmitPkts }},
@@ -52,7 +52,8 @@ var pmaFiles = []struct {
 	{"multicast_rcv_packets", func(c *subnet.Counted) uint64 { return c.Extended.MulticastRcv }},
 }
 
-func of(k mad.Counter) func(c *subnet.Counted) uint64 {
+// pmaValue returns the function that reads a counter of PortCounters.
+func pmaValue(k mad.Counter) func(c *subnet.Counted) uint64 {
 	return func(c *subnet.Counted) uint64 { return c.Counters.Values[k] }
 }
 

@@ -12,5 +12,5 @@
 //
 //	weft-lib/5e884898da28047151d0e56f8dc62927/libweft-verbs.so
 //
-// The time of an entry is that of its last use.
+// The modification time of an entry is when the entry was last used.
 package shimlib

@@ -44,10 +44,10 @@ func portDir(device string, port int) string {
 	return devicesDir + "/" + device + "/infiniband/" + device + "/ports/" + strconv.Itoa(port)
 }
 
-// UpdateCounters writes those of the counters now of a port that differ from files into the files of the tree at dir, and
-// changes files to what the files have then. A value that is longer than its file waits for the next call, which must
-// come later than a read takes. Write must have written the port with the same names. Only the goroutine that may call
-// Write may call it.
+// UpdateCounters writes the counters of a port into the files of the tree at dir. files are the values that the files
+// have, and now the values that they get: UpdateCounters writes the values that differ, and brings files up to date. A
+// value that is longer than its file waits for the next call, which must come later than a read takes. Write must have
+// written the port with the same names. Only the goroutine that may call Write may call UpdateCounters.
 //
 // It writes into the file in place: a program that keeps the file open and reads it again from its start, as it may
 // with a file of the kernel, reads the current value. A file that replaces the other by rename would leave such a
@@ -77,8 +77,8 @@ func updateFiles(dir string, files, now []Counter) error {
 // counterText is what the file of a counter has, as in the kernel.
 func counterText(v uint64) string { return strconv.FormatUint(v, 10) + "\n" }
 
-// overwrite writes a value over that of a file with one call, which does not change the length of the file: empty lines
-// follow a shorter value. If the value is longer than the file, overwrite only makes the file as long, by empty lines,
+// overwrite replaces the value in a file by one write, which does not change the length of the file: empty lines follow
+// a shorter value. If the value is longer than the file, overwrite only makes the file as long, by empty lines,
 // and returns false. Programs that read a number skip space behind it.
 //
 // The reason: a read of a file that grows meanwhile is of two parts, and may return the start of one value and the end

@@ -43,7 +43,7 @@ const (
 	// next one.
 	CARetiring
 	// CAFrozen: a removed member had its key. Of what it signed, only the certificates in the records of members are
-	// valid, and those that they replaced: what that member signs for itself is in none.
+	// valid, and the certificates that these replaced. What the removed member signs for itself is neither.
 	CAFrozen
 )
 
